@@ -1,0 +1,1 @@
+room(base FILES status.c arena.c file.c LIBS m Threads::Threads)

@@ -1,0 +1,220 @@
+/**
+ * Files; see file.h. A map is MAP_PRIVATE and read-only: a file that another process truncates under
+ * us raises SIGBUS, which no reader can prevent; sizes are therefore taken once, from fstat.
+ */
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+char *h3_strdupf(const char *fmt, ...)
+{
+    va_list ap;
+    char *s;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    s = n < 0 ? NULL : malloc((size_t)n + 1);
+    if (!s) abort();
+    va_start(ap, fmt);
+    vsnprintf(s, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    return s;
+}
+
+char *h3_path_join(const char *dir, const char *name)
+{
+    const size_t n = strlen(dir);
+    return h3_strdupf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
+}
+
+bool h3_path_exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+bool h3_path_is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static h3_status open_failed(const char *path)
+{
+    const int e = errno;
+    if (e == ENOENT || e == ENOTDIR) return h3_fail(H3_E_MISSING, "%s: no such file", path);
+    return h3_fail(H3_E_IO, "%s: cannot be opened: %s", path, strerror(e));
+}
+
+h3_status h3_file_map(h3_file **out, const char *path)
+{
+    h3_status st = H3_OK;
+    struct stat info;
+    h3_file *f;
+
+    *out = NULL;
+    f = calloc(1, sizeof *f);
+    if (!f) return h3_fail(H3_E_NOMEM, "%s: no memory to open it", path);
+    f->path = h3_strdupf("%s", path);
+    f->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (f->fd < 0) {
+        st = open_failed(path);
+        goto fail;
+    }
+    if (fstat(f->fd, &info) != 0) {
+        st = h3_fail(H3_E_IO, "%s: %s", path, strerror(errno));
+        goto fail;
+    }
+    if (!S_ISREG(info.st_mode)) {
+        st = h3_fail(H3_E_FORMAT, "%s: is %s, not a regular file", path,
+                     S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
+        goto fail;
+    }
+    f->size = (size_t)info.st_size;
+    if (f->size) {
+        void *p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
+        if (p == MAP_FAILED) {
+            st = h3_fail(H3_E_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+            goto fail;
+        }
+        f->data = p;
+    }
+    *out = f;
+    return H3_OK;
+
+fail:
+    h3_file_unmap(&f);
+    return st;
+}
+
+void h3_file_unmap(h3_file **fp)
+{
+    h3_file *f = fp ? *fp : NULL;
+
+    if (!f) return;
+    if (f->data) munmap((void *)(uintptr_t)f->data, f->size);
+    if (f->fd >= 0) close(f->fd);
+    free(f->path);
+    free(f);
+    *fp = NULL;
+}
+
+void h3_file_done(const h3_file *f, size_t offset, size_t bytes)
+{
+    const size_t page = 4096;
+    size_t a = (offset + page - 1) / page * page, b;
+
+    if (!f->data || offset > f->size || bytes > f->size - offset) return;
+    b = (offset + bytes) / page * page;
+    if (b > a) madvise((void *)(uintptr_t)(f->data + a), b - a, MADV_DONTNEED);
+}
+
+h3_status h3_file_read(char **out, size_t *size, const char *path, size_t max_bytes)
+{
+    h3_file *f = NULL;
+    char *text;
+
+    *out = NULL;
+    *size = 0;
+    H3_TRY(h3_file_map(&f, path));
+    if (f->size > max_bytes) {
+        const size_t n = f->size;
+        h3_file_unmap(&f);
+        return h3_fail(H3_E_FORMAT, "%s: is %zu bytes, more than the %zu allowed here", path, n,
+                       max_bytes);
+    }
+    text = malloc(f->size + 1);
+    if (!text) {
+        h3_file_unmap(&f);
+        return h3_fail(H3_E_NOMEM, "%s: no memory to read it", path);
+    }
+    if (f->size) memcpy(text, f->data, f->size);
+    text[f->size] = '\0';
+    *out = text;
+    *size = f->size;
+    h3_file_unmap(&f);
+    return H3_OK;
+}
+
+h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
+{
+    static atomic_uint counter;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    char *dir = slash ? h3_strdupf("%.*s", (int)(slash - path), path) : h3_strdupf(".");
+    h3_status st = H3_OK;
+
+    memset(a, 0, sizeof *a);
+    if (slash == path) {
+        free(dir);
+        dir = h3_strdupf("/");
+    }
+    if (!*name || h3_path_is_dir(path))
+        st = h3_fail(H3_E_ARG, "%s: is a folder, give the name of a file", path);
+    else if (!h3_path_is_dir(dir))
+        st = h3_fail(H3_E_MISSING, "%s: the folder %s does not exist", path, dir);
+    else if (access(dir, W_OK) != 0)
+        st = h3_fail(H3_E_IO, "%s: the folder %s cannot be written: %s", path, dir, strerror(errno));
+    if (st == H3_OK) {
+        a->path = h3_strdupf("%s", path);
+        a->tmp = h3_strdupf("%s/.%s.part-%ld-%u", dir, name, (long)getpid(),
+                            atomic_fetch_add(&counter, 1));
+    }
+    free(dir);
+    return st;
+}
+
+h3_status h3_atomic_open(h3_atomic *a, const char *path)
+{
+    H3_TRY(h3_atomic_reserve(a, path));
+    a->fp = fopen(a->tmp, "wbe");
+    if (!a->fp) {
+        h3_status st = h3_fail(H3_E_IO, "%s: cannot be created: %s", path, strerror(errno));
+        h3_atomic_abort(a);
+        return st;
+    }
+    return H3_OK;
+}
+
+h3_status h3_atomic_commit(h3_atomic *a)
+{
+    h3_status st = H3_OK;
+    FILE *fp = a->fp;
+
+    a->fp = NULL;
+    if (fp) {
+        const int bad = ferror(fp) || fflush(fp) != 0 || fsync(fileno(fp)) != 0;
+        const int e = errno;
+        if (fclose(fp) != 0 || bad)
+            st = h3_fail(H3_E_IO, "%s: write failed: %s", a->path, strerror(bad ? e : errno));
+    }
+    if (st == H3_OK && rename(a->tmp, a->path) != 0)
+        st = h3_fail(H3_E_IO, "%s: cannot be put in place: %s", a->path, strerror(errno));
+    if (st != H3_OK) {
+        h3_atomic_abort(a);
+        return st;
+    }
+    free(a->path);
+    free(a->tmp);
+    memset(a, 0, sizeof *a);
+    return H3_OK;
+}
+
+void h3_atomic_abort(h3_atomic *a)
+{
+    if (a->fp) fclose(a->fp);
+    if (a->tmp) unlink(a->tmp);
+    free(a->path);
+    free(a->tmp);
+    memset(a, 0, sizeof *a);
+}

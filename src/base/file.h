@@ -1,0 +1,58 @@
+/**
+ * Files: read-only maps, whole small files, and atomic writes.
+ */
+#ifndef H3_BASE_FILE_H
+#define H3_BASE_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "status.h"
+
+typedef struct h3_file {
+    const unsigned char *data; ///< NULL when size is 0
+    size_t size;
+    char *path; ///< as given, for messages
+    int fd;
+} h3_file;
+
+/** Maps `path` read-only (private, no readahead forced). Directories and unreadable files fail by
+ *  name. Free with h3_file_unmap. */
+H3_NODISCARD h3_status h3_file_map(h3_file **out, const char *path);
+void h3_file_unmap(h3_file **f);
+
+/** Tells the system that [offset, offset + bytes) will not be read again soon: clean pages leave
+ *  this process's resident set. A hint; never fails. */
+void h3_file_done(const h3_file *f, size_t offset, size_t bytes);
+
+/** Reads a whole file of at most `max_bytes` into a malloc'd, NUL-terminated buffer (`*size` without
+ *  the NUL). H3_E_MISSING when it does not exist, H3_E_FORMAT when it is larger. */
+H3_NODISCARD h3_status h3_file_read(char **out, size_t *size, const char *path, size_t max_bytes);
+
+bool h3_path_exists(const char *path);
+bool h3_path_is_dir(const char *path);
+
+/** malloc'd "dir/name"; never NULL (aborts only when malloc of a few bytes fails). */
+char *h3_path_join(const char *dir, const char *name);
+
+/** malloc'd printf; never NULL. */
+char *h3_strdupf(const char *fmt, ...) H3_PRINTF(1, 2);
+
+/**
+ * A file that appears under its final name only when it is complete: written to a hidden sibling
+ * ".<name>.part-<pid>-<n>", synced, then renamed. h3_atomic_abort removes the sibling. Both clear *a.
+ */
+typedef struct h3_atomic {
+    FILE *fp; ///< NULL when the caller writes the temporary by name (h3_atomic_reserve)
+    char *path, *tmp;
+} h3_atomic;
+
+H3_NODISCARD h3_status h3_atomic_open(h3_atomic *a, const char *path);
+/** Only reserves the temporary name (a->tmp) and checks that the folder is writable. */
+H3_NODISCARD h3_status h3_atomic_reserve(h3_atomic *a, const char *path);
+H3_NODISCARD h3_status h3_atomic_commit(h3_atomic *a);
+void h3_atomic_abort(h3_atomic *a);
+
+#endif

@@ -1,0 +1,108 @@
+/**
+ * A device: an operation table, its memory, its scratch arena, its counters and taps.
+ *
+ * Devices are opened by name: "ref" (plain C), "cpu", "cuda" (with an index: "cuda:1"), "plan"
+ * (counts only). dev.c is the only file that knows which backends exist.
+ */
+#ifndef H3_TENSOR_DEV_H
+#define H3_TENSOR_DEV_H
+
+#include <stdio.h>
+
+#include "arena.h"
+#include "cancel.h"
+#include "ops.h"
+
+/** Per operation, since h3_dev_counters_reset. */
+typedef struct h3_op_stat {
+    uint64_t calls;
+    double flops, bytes;  ///< as defined by the shapes, not by the implementation
+    double seconds;       ///< filled only when h3_dev.is_timing
+    uint64_t ref_calls;   ///< how many of the calls ran the reference definition on a fast device
+} h3_op_stat;
+
+typedef struct h3_backend h3_backend; ///< what a backend keeps for itself
+
+/** Sees intermediate tensors by name; the tensor is host memory, valid during the call. */
+typedef void (*h3_tap_fn)(void *user, const char *name, h3_tensor t);
+
+struct h3_dev {
+    const h3_ops *ops; ///< what networks call: counts, checks, then the backend's entry
+    h3_ops impl;       ///< the backend's own entries
+    char name[32];     ///< "cpu", "cuda:0", ...
+    char detail[160];  ///< what it runs on, e.g. "AVX-512, 2 threads, oneDNN 2.6.3"
+    uint8_t mem;       ///< h3_mem of its tensors
+    bool is_plan, is_timing;
+    int n_threads;
+    h3_arena scratch; ///< activations; empty until h3_dev_scratch
+    h3_op_stat stat[H3_OP_COUNT];
+    bool is_ref[H3_OP_COUNT]; ///< the entry is still the reference one
+    h3_tap_fn tap;
+    void *tap_user;
+    char tap_prefix[64];
+    const h3_cancel_flag *cancel;
+    h3_backend *backend;
+    /* Filled by the backend; NULL entries mean host memory and immediate execution. */
+    h3_status (*alloc)(h3_dev *d, void **out, size_t bytes);
+    void (*dealloc)(h3_dev *d, void *p);
+    h3_status (*upload)(h3_dev *d, void *dst, const void *src, size_t bytes);
+    h3_status (*download)(h3_dev *d, void *dst, const void *src, size_t bytes);
+    h3_status (*sync)(h3_dev *d);
+    void (*weight_free)(h3_dev *d, h3_weight *w); ///< frees w->packed
+    void (*close)(h3_dev *d);
+};
+
+typedef struct h3_dev_opts {
+    int n_threads;                ///< 0: all cores this process may use
+    const char *math;             ///< CPU: "auto", "f32", "bf16", "int8"; NULL: auto
+    const h3_cancel_flag *cancel; ///< may be NULL
+} h3_dev_opts;
+
+H3_NODISCARD h3_status h3_dev_open(h3_dev **out, const char *name, const h3_dev_opts *opts);
+void h3_dev_close(h3_dev **d);
+
+/** Makes the scratch arena at least `bytes` large (it must be empty). Plan devices ignore it. */
+H3_NODISCARD h3_status h3_dev_scratch(h3_dev *d, size_t bytes);
+
+/** A dense tensor of the device's scratch arena. On failure data is NULL and the arena's sticky flag
+ *  is set: carve everything, then call h3_scratch_check once. */
+h3_tensor h3_scratch(h3_dev *d, h3_dtype t, int rank, const int64_t *ne);
+h3_tensor h3_scratch_1d(h3_dev *d, h3_dtype t, int64_t n0);
+h3_tensor h3_scratch_2d(h3_dev *d, h3_dtype t, int64_t n0, int64_t n1);
+h3_tensor h3_scratch_3d(h3_dev *d, h3_dtype t, int64_t n0, int64_t n1, int64_t n2);
+h3_tensor h3_scratch_4d(h3_dev *d, h3_dtype t, int64_t n0, int64_t n1, int64_t n2, int64_t n3);
+/** H3_OK, or H3_E_NOMEM naming `what`. */
+H3_NODISCARD h3_status h3_scratch_check(h3_dev *d, const char *what);
+
+/** Device memory outside the arena (weights, tables that outlive a forward). */
+H3_NODISCARD h3_status h3_dev_alloc(h3_dev *d, h3_tensor *out, h3_dtype t, int rank,
+                                    const int64_t *ne);
+void h3_dev_free(h3_dev *d, h3_tensor *t);
+
+/** Dense copies between host and device tensors of equal dtype and element count. Upload may be
+ *  asynchronous only if the source may be reused on return; download is complete on return. */
+H3_NODISCARD h3_status h3_dev_upload(h3_dev *d, h3_tensor dst, const void *src);
+H3_NODISCARD h3_status h3_dev_download(h3_dev *d, void *dst, h3_tensor src);
+H3_NODISCARD h3_status h3_dev_sync(h3_dev *d);
+
+/** H3_E_CANCELLED when a stop was asked for. Called between blocks. */
+H3_NODISCARD h3_status h3_dev_check(h3_dev *d);
+
+/** Frees what the backend attached to a weight. */
+void h3_dev_weight_free(h3_dev *d, h3_weight *w);
+
+/**
+ * Shows `t` to the tap, if one is set (downloads and makes it dense); otherwise nothing happens.
+ * `fmt` gives the golden's name of the tensor.
+ */
+void h3_tap(h3_dev *d, h3_tensor t, const char *fmt, ...) H3_PRINTF(3, 4);
+
+void h3_dev_counters_reset(h3_dev *d);
+/** A table of operations with calls, time and FLOP/s; for --verbose and bench. */
+void h3_dev_counters_print(const h3_dev *d, FILE *to);
+
+/* Backends; called by dev.c only. */
+h3_status h3_cpu_open(h3_dev *d, const h3_dev_opts *opts);
+h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index);
+
+#endif

@@ -1,0 +1,57 @@
+/**
+ * A weight matrix as stored: one or more row blocks that together form [out, in].
+ *
+ * Files disagree about fusion (one qkv matrix, or three; [gate; value] or [value; gate]) and mix
+ * encodings inside one group. A weight is therefore a list of parts, each a slice of a mapped file in
+ * its own encoding; the network sees one matrix. Nothing is copied or converted to build one.
+ */
+#ifndef H3_TENSOR_WEIGHT_H
+#define H3_TENSOR_WEIGHT_H
+
+#include "tensor.h"
+
+/** How the bytes of a part stand for numbers. Plain ones are dtypes; others need companions. */
+typedef enum h3_encoding {
+    H3_ENC_F32 = 0,
+    H3_ENC_BF16,
+    H3_ENC_F16,
+    H3_ENC_FP8_SCALED, ///< e4m3 * scale (one, or one per row)
+    H3_ENC_MXFP8,      ///< e4m3 * 2^(e8m0 - 127) per 32 columns
+    H3_ENC_INT8,       ///< int8 * scale (one, or one per row); may be ConvRot-rotated
+    H3_ENC_W4A8,       ///< 4-bit codebook, e4m3 group scale, f32 row scale, rotated
+    H3_ENC_NVFP4,      ///< e2m1 pairs * e4m3 per 16 columns * global
+    H3_ENC_GGML        ///< ggml block type `ggml_type`
+} h3_encoding;
+
+enum { H3_MAX_PARTS = 4 };
+
+typedef struct h3_weight_part {
+    const void *data; ///< host bytes (usually mapped); row r starts at data + r * row_bytes
+    void *dev;        ///< where the backend's store put it; equals data on the CPU
+    int64_t rows, cols;
+    size_t row_bytes, bytes;
+    uint8_t encoding;      ///< h3_encoding
+    uint8_t ggml_type;     ///< for H3_ENC_GGML
+    uint8_t nibble_high;   ///< NVFP4: the even column is the high nibble
+    uint8_t swizzled;      ///< NVFP4/MXFP8: block scales in 128x4 tiles
+    int32_t group;         ///< ConvRot group size, 0 when not rotated
+    int64_t row0;          ///< first row inside the companion tensors (a part may be a row slice)
+    const void *scale;     ///< block or row scales, meaning by encoding
+    const void *scale2;    ///< second-level scales (W4A8 row scales) or NULL
+    const void *aux;       ///< codebook (W4A8) or correction, or NULL
+    int64_t n_scale;       ///< entries of `scale`
+    float global;          ///< NVFP4 global scale / per-tensor scale; 1 otherwise
+    const float *in_scale; ///< AWQ: factor on the module's input [cols], or NULL
+} h3_weight_part;
+
+typedef struct h3_weight {
+    const char *name; ///< canonical name, for messages and taps
+    int64_t rows, cols;
+    int32_t n_parts;
+    bool interleaved; ///< a fused qkv whose rows are (head, {q, k, v}, channel); else [q; k; v]
+    h3_weight_part part[H3_MAX_PARTS];
+    h3_tensor bias; ///< [rows] f32, data NULL when absent
+    void *packed;   ///< owned by the backend that made it
+} h3_weight;
+
+#endif

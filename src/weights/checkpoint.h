@@ -1,0 +1,130 @@
+/**
+ * An opened part of a model (DiT, text encoder, video VAE, audio VAE), whatever form it has on disk,
+ * presented under canonical names and in canonical layout.
+ *
+ * Canonical = the released layout: original tensor names, mlp.fc1 rows [gate; value], AdaLN rows as
+ * stored. Differences of other layouts (split or fused q/k/v, swapped halves, other names, prefixes,
+ * quantization companions) are resolved here and nowhere else. Binding never copies a matrix: it
+ * returns slices of the mapped files.
+ *
+ * A checkpoint remembers which tensors were bound; h3_ckpt_finish names those nobody asked for.
+ */
+#ifndef H3_WEIGHTS_CHECKPOINT_H
+#define H3_WEIGHTS_CHECKPOINT_H
+
+#include <jansson.h>
+
+#include "dev.h"
+#include "manifest.h"
+
+typedef enum h3_role {
+    H3_ROLE_UNKNOWN = 0,
+    H3_ROLE_DIT,
+    H3_ROLE_TEXT_ENCODER,
+    H3_ROLE_VIDEO_VAE,
+    H3_ROLE_AUDIO_VAE,
+    H3_ROLE_LORA,
+    H3_ROLE_OTHER
+} h3_role;
+
+typedef struct h3_checkpoint h3_checkpoint;
+
+typedef enum h3_qkv_order { H3_QKV_AUTO = 0, H3_QKV_INTERLEAVED, H3_QKV_STACKED } h3_qkv_order;
+
+typedef struct h3_ckpt_opts {
+    h3_qkv_order qkv; ///< how fused q/k/v rows of a DiT lie; AUTO: by origin (FORMATS section 0)
+} h3_ckpt_opts;
+
+/**
+ * Opens `path`: a safetensors file, an index.json, or a folder that holds one of them (and perhaps
+ * config.json, which is read when present). Fails, naming file and tensor, when it is not a
+ * checkpoint of `role`. `opts` may be NULL. Free with h3_ckpt_close; weights bound from it must be
+ * dropped first (they point into its maps).
+ */
+H3_NODISCARD h3_status h3_ckpt_open(h3_checkpoint **out, const char *path, h3_role role,
+                                    const h3_ckpt_opts *opts);
+void h3_ckpt_close(h3_checkpoint **ck);
+
+/** The path it was opened from, for messages. */
+const char *h3_ckpt_path(const h3_checkpoint *ck);
+/** Parsed config.json beside the weights, or NULL. `which` names the file ("config.json",
+ *  "source/config.json", "metadata.json"): looked up beside the folder that was opened. */
+const json_t *h3_ckpt_config(const h3_checkpoint *ck, const char *which);
+
+/** Shape of a canonical tensor (e.g. "blocks.0.attn.qkv_proj.weight"); false when absent. */
+bool h3_ckpt_shape(const h3_checkpoint *ck, const char *name, int *rank, int64_t ne[8]);
+static inline bool h3_ckpt_has(const h3_checkpoint *ck, const char *name)
+{
+    int rank;
+    int64_t ne[8];
+    return h3_ckpt_shape(ck, name, &rank, ne);
+}
+/** How many consecutive i from 0 exist with a canonical tensor printf(pattern, i). */
+int64_t h3_ckpt_count(const h3_checkpoint *ck, const char *pattern);
+
+/**
+ * Binds "<name>.weight" (and "<name>.bias" when `has_bias`) as a matrix [rows, cols]; trailing
+ * extents of the file's shape are multiplied into cols (convolutions: [Co, Ci, kt, kh, kw] ->
+ * [Co, Ci*kt*kh*kw]). Weight-norm pairs (weight_g/weight_v and parametrizations.weight.original0/1)
+ * are multiplied out here, once, into memory owned by the checkpoint. Errors name tensor, file and
+ * the shape expected.
+ */
+H3_NODISCARD h3_status h3_ckpt_matrix(h3_checkpoint *ck, h3_dev *d, h3_weight *out,
+                                      const char *name, int64_t rows, int64_t cols, bool has_bias);
+
+/** Binds the tensor called exactly `name` (any rank, `n` elements) as a dense f32 vector on `d`, owned
+ *  by the checkpoint. */
+H3_NODISCARD h3_status h3_ckpt_vector(h3_checkpoint *ck, h3_dev *d, h3_tensor *out,
+                                      const char *name, int64_t n);
+
+/** The same into caller's host memory. */
+H3_NODISCARD h3_status h3_ckpt_floats(h3_checkpoint *ck, float *out, const char *name, int64_t n);
+
+/** Declares tensors that may be present and are not used: `pattern` with '*' for any run. */
+void h3_ckpt_ignore(h3_checkpoint *ck, const char *pattern);
+
+/** Fails with the first tensor that was neither bound nor ignored (and how many there are). */
+H3_NODISCARD h3_status h3_ckpt_finish(h3_checkpoint *ck);
+
+/* ---- spec tables: one row per tensor of a network ---- */
+
+typedef enum h3_spec_kind { H3_SPEC_MATRIX = 0, H3_SPEC_VECTOR } h3_spec_kind;
+
+/**
+ * One row of a network's table. `name` is canonical, with one %d for the layer where there is one;
+ * MATRIX names have no ".weight". `dim` are indices into the network's list of extents.
+ */
+typedef struct h3_spec {
+    const char *name;
+    uint8_t kind;
+    bool has_bias;    ///< MATRIX only
+    bool is_optional; ///< absent leaves the field zeroed
+    uint8_t dim[2];   ///< MATRIX: rows, cols; VECTOR: dim[0]
+    size_t offset;    ///< of the h3_weight or h3_tensor in the struct
+} h3_spec;
+
+/** Binds all rows of a table into `base` (a struct that `offset` refers to) for one layer. */
+H3_NODISCARD h3_status h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec, int n,
+                               const int64_t *dims, void *base, int layer);
+
+/* ---- residency ---- */
+
+/**
+ * Matrices as the device needs them. A group is a block of a network (or the rest of it). acquire
+ * makes every matrix of the group ready (part[].dev set) and may start fetching the next group;
+ * release allows reuse. On the CPU both are free: dev points into the map.
+ */
+typedef struct h3_store h3_store;
+
+H3_NODISCARD h3_status h3_store_create(h3_store **out, h3_dev *d);
+/** Adds a matrix to group `group` (groups count from 0 in order of use). */
+H3_NODISCARD h3_status h3_store_add(h3_store *s, int group, h3_weight *w);
+H3_NODISCARD h3_status h3_store_acquire(h3_store *s, int group);
+void h3_store_release(h3_store *s, int group);
+void h3_store_free(h3_store **s);
+
+/** Adds every MATRIX of a spec table, bound in `base`, to a group. */
+H3_NODISCARD h3_status h3_store_add_spec(h3_store *s, int group, const h3_spec *spec, int n,
+                                         void *base);
+
+#endif
