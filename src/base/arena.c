@@ -38,7 +38,8 @@ h3_status h3_arena_init(h3_arena *a, size_t bytes)
     size = size / 4096 * 4096;
     if (RED_ZONE) size += size / 4; // room for the red zones of a planned sequence of allocations
     if (size == 0) size = 4096;
-    p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+             0);
     if (p == MAP_FAILED) return h3_fail(H3_E_NOMEM, "no memory for an arena of %zu bytes", size);
     a->base = p;
     a->size = size;

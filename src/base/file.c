@@ -1,6 +1,6 @@
 /**
- * Files; see file.h. A map is MAP_PRIVATE and read-only: a file that another process truncates under
- * us raises SIGBUS, which no reader can prevent; sizes are therefore taken once, from fstat.
+ * Files; see file.h. A map is MAP_PRIVATE and read-only: a file that another process truncates
+ * under us raises SIGBUS, which no reader can prevent; sizes are therefore taken once, from fstat.
  */
 #include "file.h"
 
@@ -164,7 +164,8 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
     else if (!h3_path_is_dir(dir))
         st = h3_fail(H3_E_MISSING, "%s: the folder %s does not exist", path, dir);
     else if (access(dir, W_OK) != 0)
-        st = h3_fail(H3_E_IO, "%s: the folder %s cannot be written: %s", path, dir, strerror(errno));
+        st =
+            h3_fail(H3_E_IO, "%s: the folder %s cannot be written: %s", path, dir, strerror(errno));
     if (st == H3_OK) {
         a->path = h3_strdupf("%s", path);
         a->tmp = h3_strdupf("%s/.%s.part-%ld-%u", dir, name, (long)getpid(),

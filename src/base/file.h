@@ -27,8 +27,8 @@ void h3_file_unmap(h3_file **f);
  *  this process's resident set. A hint; never fails. */
 void h3_file_done(const h3_file *f, size_t offset, size_t bytes);
 
-/** Reads a whole file of at most `max_bytes` into a malloc'd, NUL-terminated buffer (`*size` without
- *  the NUL). H3_E_MISSING when it does not exist, H3_E_FORMAT when it is larger. */
+/** Reads a whole file of at most `max_bytes` into a malloc'd, NUL-terminated buffer (`*size`
+ * without the NUL). H3_E_MISSING when it does not exist, H3_E_FORMAT when it is larger. */
 H3_NODISCARD h3_status h3_file_read(char **out, size_t *size, const char *path, size_t max_bytes);
 
 bool h3_path_exists(const char *path);
@@ -42,7 +42,8 @@ char *h3_strdupf(const char *fmt, ...) H3_PRINTF(1, 2);
 
 /**
  * A file that appears under its final name only when it is complete: written to a hidden sibling
- * ".<name>.part-<pid>-<n>", synced, then renamed. h3_atomic_abort removes the sibling. Both clear *a.
+ * ".<name>.part-<pid>-<n>", synced, then renamed. h3_atomic_abort removes the sibling. Both clear
+ * *a.
  */
 typedef struct h3_atomic {
     FILE *fp; ///< NULL when the caller writes the temporary by name (h3_atomic_reserve)

@@ -48,8 +48,7 @@ h3_status h3_fail_in(h3_status code, const char *fmt, ...)
     va_start(ap, fmt);
     n = vsnprintf(raw, sizeof raw, fmt, ap);
     va_end(ap);
-    if (n >= 0 && (size_t)n < sizeof raw)
-        snprintf(raw + n, sizeof raw - (size_t)n, ": %s", old);
+    if (n >= 0 && (size_t)n < sizeof raw) snprintf(raw + n, sizeof raw - (size_t)n, ": %s", old);
     escape_into(error_text, sizeof error_text, raw);
     return code;
 }
@@ -61,8 +60,8 @@ const char *h3_error(void)
 
 const char *h3_status_name(h3_status s)
 {
-    static const char *const names[] = {"ok",     "argument",    "io",     "format",
-                                        "missing", "shape",      "memory", "unsupported",
-                                        "device", "cancelled",   "numeric", "internal"};
+    static const char *const names[] = {"ok",      "argument",  "io",      "format",
+                                        "missing", "shape",     "memory",  "unsupported",
+                                        "device",  "cancelled", "numeric", "internal"};
     return (unsigned)s < sizeof names / sizeof *names ? names[s] : "unknown";
 }

@@ -16,9 +16,9 @@
 /** Per operation, since h3_dev_counters_reset. */
 typedef struct h3_op_stat {
     uint64_t calls;
-    double flops, bytes;  ///< as defined by the shapes, not by the implementation
-    double seconds;       ///< filled only when h3_dev.is_timing
-    uint64_t ref_calls;   ///< how many of the calls ran the reference definition on a fast device
+    double flops, bytes; ///< as defined by the shapes, not by the implementation
+    double seconds;      ///< filled only when h3_dev.is_timing
+    uint64_t ref_calls;  ///< how many of the calls ran the reference definition on a fast device
 } h3_op_stat;
 
 typedef struct h3_backend h3_backend; ///< what a backend keeps for itself
@@ -64,8 +64,8 @@ void h3_dev_close(h3_dev **d);
 /** Makes the scratch arena at least `bytes` large (it must be empty). Plan devices ignore it. */
 H3_NODISCARD h3_status h3_dev_scratch(h3_dev *d, size_t bytes);
 
-/** A dense tensor of the device's scratch arena. On failure data is NULL and the arena's sticky flag
- *  is set: carve everything, then call h3_scratch_check once. */
+/** A dense tensor of the device's scratch arena. On failure data is NULL and the arena's sticky
+ * flag is set: carve everything, then call h3_scratch_check once. */
 h3_tensor h3_scratch(h3_dev *d, h3_dtype t, int rank, const int64_t *ne);
 h3_tensor h3_scratch_1d(h3_dev *d, h3_dtype t, int64_t n0);
 h3_tensor h3_scratch_2d(h3_dev *d, h3_dtype t, int64_t n0, int64_t n1);

@@ -33,8 +33,8 @@ typedef enum h3_mem { H3_HOST = 0, H3_DEVICE = 1 } h3_mem;
 
 /**
  * A view; never owns. ne[0] is the outermost extent, st[] the distance in *elements* from one index
- * to the next. The innermost stride is 1 in every tensor an operation accepts; outer strides are free
- * (so q, k and v are views of one packed product, whatever order its rows have).
+ * to the next. The innermost stride is 1 in every tensor an operation accepts; outer strides are
+ * free (so q, k and v are views of one packed product, whatever order its rows have).
  */
 typedef struct h3_tensor {
     void *data;

@@ -1,0 +1,5 @@
+set(tensor_files tensor.c ops_cost.c counted.c dev.c ops_ref.c ops_plan.c decode.c)
+room(tensor FILES ${tensor_files} USES base)
+if(EXISTS ${CMAKE_SOURCE_DIR}/cmake/cpu.cmake)
+    target_compile_definitions(h3_tensor PRIVATE H3_HAVE_CPU=1)
+endif()
