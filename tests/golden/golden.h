@@ -1,10 +1,10 @@
 /**
  * What every golden runner shares: reading a golden file and comparing tensors with it.
  *
- * A runner registers a kind: `match` looks at the file (tensor names, metadata; never the file name)
- * and says whether it is of that kind; `run` recomputes the stage through the production code and
- * reports each comparison. The program fails when a tolerance is passed, when nothing was compared,
- * when a tensor is missing, or when no kind matches.
+ * A runner registers a kind: `match` looks at the file (tensor names, metadata; never the file
+ * name) and says whether it is of that kind; `run` recomputes the stage through the production code
+ * and reports each comparison. The program fails when a tolerance is passed, when nothing was
+ * compared, when a tensor is missing, or when no kind matches.
  */
 #ifndef H3_TESTS_GOLDEN_H
 #define H3_TESTS_GOLDEN_H

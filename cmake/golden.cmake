@@ -1,0 +1,33 @@
+# h3av-golden: every runner whose source exists. golden_program(NAME KINDS ...) also lets one room
+# build a program with its own kinds only: h3av-golden-plan, h3av-golden-dit, ...
+function(golden_program target)
+    cmake_parse_arguments(G "" "" "KINDS" ${ARGN})
+    add_executable(${target} EXCLUDE_FROM_ALL tests/golden/golden.c tests/golden/golden_main.c)
+    target_link_libraries(${target} PRIVATE h3_tensor PkgConfig::JANSSON)
+    foreach(kind ${G_KINDS})
+        string(TOUPPER ${kind} upper)
+        target_sources(${target} PRIVATE tests/golden/golden_${kind}.c)
+        target_compile_definitions(${target} PRIVATE GOLDEN_${upper}=1)
+        target_link_libraries(${target} PRIVATE ${golden_rooms_${kind}})
+    endforeach()
+    target_include_directories(${target} PRIVATE tests/golden)
+endfunction()
+
+# Which rooms a runner needs beside tensor and base.
+set(golden_rooms_plan h3_plan)
+set(golden_rooms_text h3_text)
+set(golden_rooms_media h3_media)
+set(golden_rooms_dit h3_nets_dit h3_sampler h3_plan h3_weights h3_cpu)
+set(golden_rooms_encoder h3_nets_encoder h3_weights h3_cpu)
+set(golden_rooms_video_vae h3_nets_video_vae h3_plan h3_weights h3_cpu)
+set(golden_rooms_audio_vae h3_nets_audio_vae h3_plan h3_weights h3_cpu)
+set(golden_rooms_pipeline h3)
+
+set(golden_kinds)
+foreach(kind plan text media dit encoder video_vae audio_vae pipeline)
+    if(EXISTS ${CMAKE_SOURCE_DIR}/tests/golden/golden_${kind}.c)
+        list(APPEND golden_kinds ${kind})
+        string(REPLACE "_" "-" dashed ${kind})
+        golden_program(h3av-golden-${dashed} KINDS ${kind})
+    endif()
+endforeach()

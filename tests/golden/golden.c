@@ -1,0 +1,271 @@
+/**
+ * Reading golden files and comparing with them; see golden.h. The reader is separate from the
+ * product's own on purpose: a mistake in one of them then shows.
+ */
+#include "golden.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "file.h"
+#include "golden_read.h"
+#include "half.h"
+
+h3_status golden_read(golden *g, const char *path)
+{
+    json_t *head = NULL;
+    json_error_t err;
+    const char *name;
+    json_t *v;
+    size_t size = 0;
+    uint64_t n = 0;
+
+    g->path = path;
+    H3_TRY(h3_file_read((char **)&g->blob, &size, path, (size_t)1 << 31));
+    if (size >= 8) memcpy(&n, g->blob, 8);
+    if (size < 8 || n > size - 8) return h3_fail(H3_E_FORMAT, "%s: not a safetensors file", path);
+    head = json_loadb((char *)g->blob + 8, (size_t)n, 0, &err);
+    if (!json_is_object(head)) return h3_fail(H3_E_FORMAT, "%s: header: %s", path, err.text);
+    g->tensors = calloc(json_object_size(head) + 1, sizeof *g->tensors);
+    json_object_foreach(head, name, v)
+    {
+        const json_t *shape = json_object_get(v, "shape"),
+                     *off = json_object_get(v, "data_offsets");
+        int64_t ne[H3_MAX_RANK] = {1, 1, 1, 1, 1}, count = 1;
+        int rank = (int)json_array_size(shape);
+        h3_dtype dt;
+
+        if (strcmp(name, "__metadata__") == 0) {
+            const char *text = json_string_value(json_object_get(v, "golden"));
+            g->meta = text ? json_loads(text, JSON_DECODE_ANY, &err) : NULL;
+            continue;
+        }
+        if (!h3_dtype_parse(json_string_value(json_object_get(v, "dtype")), &dt) ||
+            rank > H3_MAX_RANK) {
+            json_decref(head);
+            return h3_fail(H3_E_FORMAT, "%s: tensor %s: dtype or rank", path, name);
+        }
+        for (int i = 0; i < rank; i++)
+            count *= ne[i] = (int64_t)json_integer_value(json_array_get(shape, (size_t)i));
+        const uint64_t a = (uint64_t)json_integer_value(json_array_get(off, 0));
+        if (a > size - 8 - n || (uint64_t)count * h3_dtype_bytes(dt) > size - 8 - n - a) {
+            json_decref(head);
+            return h3_fail(H3_E_FORMAT, "%s: tensor %s is cut off", path, name);
+        }
+        golden_tensor *t = &g->tensors[g->n_tensors++];
+        t->name = h3_strdupf("%s", name);
+        t->t = h3_host_tensor((char *)g->blob + 8 + n + a, dt, rank ? rank : 1, ne);
+    }
+    json_decref(head);
+    if (!g->meta) g->meta = json_object();
+    char *slash = strrchr(path, '/');
+    g->folder = slash ? h3_strdupf("%.*s", (int)(slash - path), path) : h3_strdupf(".");
+    return H3_OK;
+}
+
+void golden_free(golden *g)
+{
+    for (int i = 0; i < g->n_tensors; i++)
+        free(g->tensors[i].name);
+    free(g->tensors);
+    free(g->blob);
+    free((void *)(uintptr_t)g->folder);
+    json_decref(g->meta);
+}
+
+const h3_tensor *golden_find(const golden *g, const char *name)
+{
+    for (int i = 0; i < g->n_tensors; i++)
+        if (strcmp(g->tensors[i].name, name) == 0) return &g->tensors[i].t;
+    return NULL;
+}
+
+const h3_tensor *golden_need(golden *g, const char *name)
+{
+    const h3_tensor *t = golden_find(g, name);
+    if (!t) golden_check(g, name, false, "the golden file lacks this tensor");
+    return t;
+}
+
+double golden_value(h3_tensor t, int64_t i)
+{
+    const void *p = t.data;
+    switch ((h3_dtype)t.dtype) {
+    case H3_F32:
+        return (double)((const float *)p)[i];
+    case H3_F64:
+        return ((const double *)p)[i];
+    case H3_BF16:
+        return (double)h3_bf16_to_f32(((const uint16_t *)p)[i]);
+    case H3_F16:
+        return (double)h3_f16_to_f32(((const uint16_t *)p)[i]);
+    case H3_I32:
+        return (double)((const int32_t *)p)[i];
+    case H3_I64:
+        return (double)((const int64_t *)p)[i];
+    case H3_I16:
+        return (double)((const int16_t *)p)[i];
+    case H3_I8:
+        return (double)((const int8_t *)p)[i];
+    case H3_U8:
+    case H3_BOOL:
+        return (double)((const uint8_t *)p)[i];
+    default:
+        return NAN;
+    }
+}
+
+/* One line per comparison; failures always, the rest with --verbose. */
+static void report(golden *g, const char *name, bool ok, double ratio, const char *fmt, ...)
+{
+    va_list ap;
+
+    g->n_compared++;
+    if (!ok) g->n_failed++;
+    if (!(ratio <= g->worst)) {
+        g->worst = ratio;
+        snprintf(g->worst_name, sizeof g->worst_name, "%s", name);
+    }
+    if (ok && !g->is_verbose) return;
+    printf("  %-44s %s ", name, ok ? "ok  " : "FAIL");
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    printf("\n");
+}
+
+void golden_check(golden *g, const char *what, bool ok, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    report(g, what, ok, ok ? 0.0 : INFINITY, "%s", text);
+}
+
+static bool is_float(uint8_t t)
+{
+    return t == H3_F32 || t == H3_F64 || t == H3_BF16 || t == H3_F16;
+}
+
+void golden_exact(golden *g, const char *name, h3_tensor got)
+{
+    const h3_tensor *want = golden_need(g, name);
+    const int64_t n = h3_numel(got);
+
+    if (!want) return;
+    if (h3_numel(*want) != n) {
+        golden_check(g, name, false, "shape %s, expected %s", h3_tensor_desc(got),
+                     h3_tensor_desc(*want));
+        return;
+    }
+    if (is_float(want->dtype) != is_float(got.dtype) ||
+        (is_float(want->dtype) && want->dtype != got.dtype)) {
+        golden_check(g, name, false, "type %s, expected %s", h3_tensor_desc(got),
+                     h3_tensor_desc(*want));
+        return;
+    }
+    const size_t e = h3_dtype_bytes(want->dtype);
+    int64_t bad = 0, first = -1;
+    for (int64_t i = 0; i < n; i++) {
+        const bool same = want->dtype == got.dtype
+                              ? memcmp((char *)want->data + (size_t)i * e,
+                                       (char *)got.data + (size_t)i * e, e) == 0
+                              : golden_value(*want, i) == golden_value(got, i);
+        if (!same && bad++ == 0) first = i;
+    }
+    if (bad)
+        golden_check(g, name, false, "%lld of %lld differ; first at %lld: %.17g, expected %.17g",
+                     (long long)bad, (long long)n, (long long)first, golden_value(got, first),
+                     golden_value(*want, first));
+    else
+        golden_check(g, name, true, "%lld values equal", (long long)n);
+}
+
+void golden_near_to(golden *g, const char *name, h3_tensor want, h3_tensor got, double rel_limit,
+                    double abs_limit)
+{
+    const int64_t n = h3_numel(got);
+    double sum_d = 0, sum_w = 0, worst = 0;
+
+    if (h3_numel(want) != n) {
+        golden_check(g, name, false, "shape %s, expected %s", h3_tensor_desc(got),
+                     h3_tensor_desc(want));
+        return;
+    }
+    if (!h3_is_dense(want) || !h3_is_dense(got)) {
+        golden_check(g, name, false, "compared tensors must be dense");
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const double w = golden_value(want, i), e = golden_value(got, i) - w;
+        sum_d += e * e;
+        sum_w += w * w;
+        if (!(fabs(e) <= worst)) worst = fabs(e);
+    }
+    const double rel = n == 0 ? 0 : sum_w > 0 ? sqrt(sum_d / sum_w) : (sum_d > 0 ? INFINITY : 0);
+    double ratio = rel_limit > 0 ? rel / rel_limit : 0;
+    if (abs_limit > 0 && !(worst / abs_limit <= ratio)) ratio = worst / abs_limit;
+    if (rel_limit <= 0 && abs_limit <= 0) ratio = sum_d == 0 ? 0 : INFINITY;
+    report(g, name, ratio <= 1.0, ratio, "rel %.2e (limit %.2e)  abs %.2e (limit %.2e)", rel,
+           rel_limit, worst, abs_limit);
+}
+
+void golden_near(golden *g, const char *name, h3_tensor got, double rel_limit, double abs_limit)
+{
+    const h3_tensor *want = golden_need(g, name);
+    if (want) golden_near_to(g, name, *want, got, rel_limit, abs_limit);
+}
+
+void golden_near_u8(golden *g, const char *name, h3_tensor got, double share, int step)
+{
+    const h3_tensor *want = golden_need(g, name);
+    int64_t differ = 0;
+    int worst = 0;
+
+    if (!want) return;
+    const int64_t n = h3_numel(got);
+    if (h3_numel(*want) != n) {
+        golden_check(g, name, false, "shape %s, expected %s", h3_tensor_desc(got),
+                     h3_tensor_desc(*want));
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int e = abs((int)golden_value(*want, i) - (int)golden_value(got, i));
+        differ += e != 0;
+        if (e > worst) worst = e;
+    }
+    const double part = n ? (double)differ / (double)n : 0;
+    const double ratio = worst > step ? INFINITY
+                         : share > 0  ? part / share
+                                      : (differ ? INFINITY : 0);
+    report(g, name, ratio <= 1.0, ratio,
+           "%.2e of the samples differ (limit %.1e), by at most %d (%d)", part, share, worst, step);
+}
+
+char *golden_model(golden *g, const char *relative)
+{
+    static const char *const up[] = {".", "..", "../..", "../../.."};
+    const char *env = getenv("H3AV_GOLDEN_MODELS");
+
+    for (size_t i = 0; i < sizeof up / sizeof *up; i++) {
+        char *p = h3_strdupf("%s/%s/%s", g->folder, up[i], relative);
+        if (h3_path_exists(p)) return p;
+        free(p);
+    }
+    if (env) {
+        char *p = h3_path_join(env, relative);
+        if (h3_path_exists(p)) return p;
+        free(p);
+    }
+    golden_check(g, relative, false,
+                 "model not found beside or above %s, nor in "
+                 "$H3AV_GOLDEN_MODELS",
+                 g->folder);
+    return NULL;
+}
