@@ -114,7 +114,7 @@ double golden_value(h3_tensor t, int64_t i)
     case H3_BOOL:
         return (double)((const uint8_t *)p)[i];
     default:
-        return NAN;
+        return HUGE_VAL - HUGE_VAL;
     }
 }
 
@@ -145,7 +145,7 @@ void golden_check(golden *g, const char *what, bool ok, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    report(g, what, ok, ok ? 0.0 : INFINITY, "%s", text);
+    report(g, what, ok, ok ? 0.0 : HUGE_VAL, "%s", text);
 }
 
 static bool is_float(uint8_t t)
@@ -208,10 +208,10 @@ void golden_near_to(golden *g, const char *name, h3_tensor want, h3_tensor got, 
         sum_w += w * w;
         if (!(fabs(e) <= worst)) worst = fabs(e);
     }
-    const double rel = n == 0 ? 0 : sum_w > 0 ? sqrt(sum_d / sum_w) : (sum_d > 0 ? INFINITY : 0);
+    const double rel = n == 0 ? 0 : sum_w > 0 ? sqrt(sum_d / sum_w) : (sum_d > 0 ? HUGE_VAL : 0);
     double ratio = rel_limit > 0 ? rel / rel_limit : 0;
     if (abs_limit > 0 && !(worst / abs_limit <= ratio)) ratio = worst / abs_limit;
-    if (rel_limit <= 0 && abs_limit <= 0) ratio = sum_d == 0 ? 0 : INFINITY;
+    if (rel_limit <= 0 && abs_limit <= 0) ratio = sum_d == 0 ? 0 : HUGE_VAL;
     report(g, name, ratio <= 1.0, ratio, "rel %.2e (limit %.2e)  abs %.2e (limit %.2e)", rel,
            rel_limit, worst, abs_limit);
 }
@@ -241,9 +241,9 @@ void golden_near_u8(golden *g, const char *name, h3_tensor got, double share, in
         if (e > worst) worst = e;
     }
     const double part = n ? (double)differ / (double)n : 0;
-    const double ratio = worst > step ? INFINITY
+    const double ratio = worst > step ? HUGE_VAL
                          : share > 0  ? part / share
-                                      : (differ ? INFINITY : 0);
+                                      : (differ ? HUGE_VAL : 0);
     report(g, name, ratio <= 1.0, ratio,
            "%.2e of the samples differ (limit %.1e), by at most %d (%d)", part, share, worst, step);
 }
