@@ -26,7 +26,9 @@ typedef enum h3_encoding {
 enum { H3_MAX_PARTS = 4 };
 
 typedef struct h3_weight_part {
-    const void *data; ///< host bytes (usually mapped); row r starts at data + r * row_bytes
+    /** Host bytes (usually mapped, any alignment); row r starts at data + r * row_bytes. row_bytes 0
+     *  (ggml blocks that cross rows): row r starts at element (row0 + r) * cols of the blocks. */
+    const void *data;
     void *dev;        ///< where the backend's store put it; equals data on the CPU
     int64_t rows, cols;
     size_t row_bytes, bytes;
@@ -38,11 +40,25 @@ typedef struct h3_weight_part {
     int64_t row0;          ///< first row inside the companion tensors (a part may be a row slice)
     const void *scale;     ///< block or row scales, meaning by encoding
     const void *scale2;    ///< second-level scales (W4A8 row scales) or NULL
-    const void *aux;       ///< codebook (W4A8) or correction, or NULL
+    const void *aux;       ///< W4A8 codebook (16 f32) or NULL: code - 8
+    const float *corr;     ///< W4A8 correction [cols / block, rows of the file's tensor] or NULL
     int64_t n_scale;       ///< entries of `scale`
+    int64_t full_rows;     ///< rows of the file's tensor (>= row0 + rows); strides of companions
+    int32_t block;         ///< columns per block scale (NVFP4 16, MXFP8 32, W4A8 as described)
     float global;          ///< NVFP4 global scale / per-tensor scale; 1 otherwise
     const float *in_scale; ///< AWQ: factor on the module's input [cols], or NULL
 } h3_weight_part;
+
+/**
+ * A low-rank addition: rows [row0, row0 + b.rows) of the weight get scale * B A. a [rank, cols] and
+ * b [rows, rank] are plain (F32, BF16, F16), usually mapped. h3_weight_rows merges it while it
+ * decodes; a device may instead add scale * (x A^T) B^T to the product.
+ */
+typedef struct h3_lora {
+    h3_weight_part a, b;
+    int64_t row0;
+    float scale; ///< strength * alpha / rank
+} h3_lora;
 
 typedef struct h3_weight {
     const char *name; ///< canonical name, for messages and taps
@@ -52,6 +68,10 @@ typedef struct h3_weight {
     h3_weight_part part[H3_MAX_PARTS];
     h3_tensor bias; ///< [rows] f32, data NULL when absent
     void *packed;   ///< owned by the backend that made it
+    /** Additions of all adapters in use. A backend that reads part[] itself must honour them (and
+     *  part[].in_scale, part[].group); h3_weight_rows of decode.h does. */
+    const h3_lora *lora;
+    int32_t n_lora;
 } h3_weight;
 
 #endif

@@ -1,0 +1,742 @@
+/**
+ * Decoders; see decode.h.
+ *
+ * Every decoder is one plain loop over a block, written so that a compiler vectorises it, and is
+ * compiled three times on x86 (baseline, AVX2, AVX-512); the widest one the machine has is taken at
+ * run time. All variants give the same bits: products and sums are the same, contraction is off.
+ *
+ * The formats: ggml's block types follow ggml-quants.c (dequantize_row_*), e4m3/e2m1/e8m0 the OCP
+ * MX specification 1.0, NVFP4 the "Multiply by the global scale" convention, ConvRot the regular
+ * Hadamard basis H4 (x) ... (x) H4 / sqrt(group), which is symmetric and its own inverse.
+ */
+#include "decode.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "half.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* s eeee mmm, bias 7, no infinity; 0x7f is NaN. */
+#define E4M3_SUB(m)    ((m)*0x1p-9f)
+#define E4M3_ROW(e, p) 8 * (p), 9 * (p), 10 * (p), 11 * (p), 12 * (p), 13 * (p), 14 * (p), 15 * (p)
+#define E4M3_HALF(S, LAST)                                                                    \
+    S E4M3_SUB(0), S E4M3_SUB(1), S E4M3_SUB(2), S E4M3_SUB(3), S E4M3_SUB(4), S E4M3_SUB(5), \
+        S E4M3_SUB(6), S E4M3_SUB(7), E4M3_ROW(1, S 0x1p-9f), E4M3_ROW(2, S 0x1p-8f),         \
+        E4M3_ROW(3, S 0x1p-7f), E4M3_ROW(4, S 0x1p-6f), E4M3_ROW(5, S 0x1p-5f),               \
+        E4M3_ROW(6, S 0x1p-4f), E4M3_ROW(7, S 0x1p-3f), E4M3_ROW(8, S 0x1p-2f),               \
+        E4M3_ROW(9, S 0x1p-1f), E4M3_ROW(10, S 0x1p0f), E4M3_ROW(11, S 0x1p1f),               \
+        E4M3_ROW(12, S 0x1p2f), E4M3_ROW(13, S 0x1p3f), E4M3_ROW(14, S 0x1p4f), S 256.0f,     \
+        S 288.0f, S 320.0f, S 352.0f, S 384.0f, S 416.0f, S 448.0f, LAST
+const float h3_e4m3[256] = {E4M3_HALF(+, NAN), E4M3_HALF(-, NAN)};
+
+static const float e2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+/* Quantiles of ggml's non-linear 4-bit types (kvalues_iq4nl). */
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+
+float h3_e8m0(uint8_t b)
+{
+    if (b == 0) return 0.0f;
+    return b == 255 ? NAN : ldexpf(1.0f, (int)b - 127);
+}
+
+/* Unaligned little-endian loads. */
+INLINE uint16_t load16(const uint8_t *p)
+{
+    uint16_t v;
+    memcpy(&v, p, 2);
+    return v;
+}
+
+INLINE float load_f32(const void *p, int64_t i)
+{
+    float v;
+    memcpy(&v, (const uint8_t *)p + 4 * i, 4);
+    return v;
+}
+
+/* Branch-free, so that loops of it vectorise; same values as h3_f16_to_f32. */
+INLINE float half_value(uint16_t h)
+{
+    uint32_t o = (uint32_t)(h & 0x7fff) << 13;
+    const uint32_t e = o & 0x0f800000u;
+    o += 112u << 23;
+    o += e == 0x0f800000u ? 112u << 23 : 0;
+    const float sub = h3_f32_from_bits(o + (1u << 23)) - 0x1p-14f;
+    const float mag = e == 0 ? sub : h3_f32_from_bits(o);
+    return h3_f32_from_bits(h3_f32_bits(mag) | (uint32_t)(h & 0x8000) << 16);
+}
+
+INLINE void f16_run(const uint8_t *s, int64_t n, float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = half_value(load16(s + 2 * i));
+}
+
+INLINE void bf16_run(const uint8_t *s, int64_t n, float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = h3_bf16_to_f32(load16(s + 2 * i));
+}
+
+/* ---- ggml blocks: one function per type, `b` the block, `y` its values ---- */
+
+INLINE void q4_0(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b));
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)((b[2 + j] & 15) - 8);
+        y[j + 16] = d * (float)((b[2 + j] >> 4) - 8);
+    }
+}
+
+INLINE void q4_1(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b)), m = half_value(load16(b + 2));
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)(b[4 + j] & 15) + m;
+        y[j + 16] = d * (float)(b[4 + j] >> 4) + m;
+    }
+}
+
+INLINE void q5_low_high(const uint8_t *qh, const uint8_t *qs, int32_t *restrict q)
+{
+    uint32_t h;
+    memcpy(&h, qh, 4);
+    for (int j = 0; j < 16; j++) {
+        q[j] = (qs[j] & 15) | (int32_t)(h >> j << 4 & 16);
+        q[j + 16] = qs[j] >> 4 | (int32_t)(h >> (j + 16) << 4 & 16);
+    }
+}
+
+INLINE void q5_0(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b));
+    int32_t q[32];
+    q5_low_high(b + 2, b + 6, q);
+    for (int j = 0; j < 32; j++)
+        y[j] = d * (float)(q[j] - 16);
+}
+
+INLINE void q5_1(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b)), m = half_value(load16(b + 2));
+    int32_t q[32];
+    q5_low_high(b + 4, b + 8, q);
+    for (int j = 0; j < 32; j++)
+        y[j] = d * (float)q[j] + m;
+}
+
+INLINE void q8_0(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b));
+    for (int j = 0; j < 32; j++)
+        y[j] = d * (float)(int8_t)b[2 + j];
+}
+
+/* 256 = 2 halves x 4 shifts x 2 groups of 16. */
+INLINE void q2_k(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b + 80)), m = half_value(load16(b + 82));
+    for (int h = 0; h < 2; h++)
+        for (int s = 0; s < 4; s++)
+            for (int g = 0; g < 2; g++) {
+                const uint8_t *q = b + 16 + 32 * h + 16 * g, sc = b[8 * h + 2 * s + g];
+                const float dl = d * (float)(sc & 15), ml = m * (float)(sc >> 4);
+                for (int l = 0; l < 16; l++)
+                    y[l] = dl * (float)(q[l] >> (2 * s) & 3) - ml;
+                y += 16;
+            }
+}
+
+/* 16 scales of 6 bits: low 4 bits in bytes 0-7 (two per byte), high 2 bits in bytes 8-11. */
+INLINE void q3_k(const uint8_t *b, float *restrict y)
+{
+    const uint8_t *hm = b, *qs = b + 32, *sc = b + 96;
+    const float d = half_value(load16(b + 108));
+    for (int h = 0; h < 2; h++)
+        for (int s = 0; s < 4; s++)
+            for (int g = 0; g < 2; g++) {
+                const int i = 8 * h + 2 * s + g;
+                const int low = i < 8 ? sc[i] & 15 : sc[i - 8] >> 4;
+                const float dl =
+                    d * (float)((low | (sc[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32);
+                const uint8_t *q = qs + 32 * h + 16 * g, *m = hm + 16 * g;
+                const int bit = 4 * h + s;
+                for (int l = 0; l < 16; l++)
+                    y[l] = dl * (float)((q[l] >> (2 * s) & 3) - (m[l] >> bit & 1 ? 0 : 4));
+                y += 16;
+            }
+}
+
+/* 8 pairs of 6-bit (scale, min) in 12 bytes. */
+INLINE void k4_scale(const uint8_t *q, int j, int *sc, int *m)
+{
+    if (j < 4) {
+        *sc = q[j] & 63;
+        *m = q[j + 4] & 63;
+    } else {
+        *sc = (q[j + 4] & 15) | (q[j - 4] >> 6) << 4;
+        *m = q[j + 4] >> 4 | (q[j] >> 6) << 4;
+    }
+}
+
+INLINE void q4_k(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b)), dmin = half_value(load16(b + 2));
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *q = b + 16 + 32 * (j / 2);
+        const int shift = 4 * (j & 1);
+        int sc, m;
+        k4_scale(b + 4, j, &sc, &m);
+        const float dl = d * (float)sc, ml = dmin * (float)m;
+        for (int l = 0; l < 32; l++)
+            y[32 * j + l] = dl * (float)(q[l] >> shift & 15) - ml;
+    }
+}
+
+INLINE void q5_k(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b)), dmin = half_value(load16(b + 2));
+    const uint8_t *qh = b + 16;
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *q = b + 48 + 32 * (j / 2);
+        const int shift = 4 * (j & 1);
+        int sc, m;
+        k4_scale(b + 4, j, &sc, &m);
+        const float dl = d * (float)sc, ml = dmin * (float)m;
+        for (int l = 0; l < 32; l++)
+            y[32 * j + l] = dl * (float)((q[l] >> shift & 15) + ((qh[l] >> j & 1) << 4)) - ml;
+    }
+}
+
+INLINE void q6_k(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b + 208));
+    for (int h = 0; h < 2; h++)
+        for (int k = 0; k < 4; k++) { // which 32 of the half: nibble k / 2, byte half k % 2
+            const uint8_t *ql = b + 64 * h + 32 * (k & 1), *qh = b + 128 + 32 * h;
+            const int8_t *sc = (const int8_t *)b + 192 + 8 * h + 2 * k;
+            const float d0 = d * (float)sc[0], d1 = d * (float)sc[1];
+            float *z = y + 128 * h + 32 * k;
+            for (int l = 0; l < 32; l++) {
+                const int q = (ql[l] >> (k & 2 ? 4 : 0) & 15) | (qh[l] >> (2 * k) & 3) << 4;
+                z[l] = (l < 16 ? d0 : d1) * (float)(q - 32);
+            }
+        }
+}
+
+INLINE void iq4_nl(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b));
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)iq4_values[b[2 + j] & 15];
+        y[j + 16] = d * (float)iq4_values[b[2 + j] >> 4];
+    }
+}
+
+INLINE void iq4_xs(const uint8_t *b, float *restrict y)
+{
+    const float d = half_value(load16(b));
+    const unsigned high = load16(b + 2);
+    for (int j = 0; j < 8; j++) {
+        const int ls = (b[4 + j / 2] >> (4 * (j & 1)) & 15) | (int)(high >> (2 * j) & 3) << 4;
+        const float dl = d * (float)(ls - 32);
+        const uint8_t *q = b + 8 + 16 * j;
+        for (int l = 0; l < 16; l++) {
+            y[32 * j + l] = dl * (float)iq4_values[q[l] & 15];
+            y[32 * j + l + 16] = dl * (float)iq4_values[q[l] >> 4];
+        }
+    }
+}
+
+INLINE void mxfp4(const uint8_t *b, float *restrict y)
+{
+    const float d = ldexpf(1.0f, (int)b[0] - 127);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * e2m1[b[1 + j] & 15];
+        y[j + 16] = d * e2m1[b[1 + j] >> 4];
+    }
+}
+
+enum {
+    GG_F32 = 0,
+    GG_F16 = 1,
+    GG_Q4_0 = 2,
+    GG_Q4_1 = 3,
+    GG_Q5_0 = 6,
+    GG_Q5_1 = 7,
+    GG_Q8_0 = 8,
+    GG_Q2_K = 10,
+    GG_Q3_K = 11,
+    GG_Q4_K = 12,
+    GG_Q5_K = 13,
+    GG_Q6_K = 14,
+    GG_IQ4_NL = 20,
+    GG_IQ4_XS = 23,
+    GG_I8 = 24,
+    GG_BF16 = 30,
+    GG_MXFP4 = 39
+};
+
+static const h3_ggml_info ggml_types[] = {
+    [0] = {"F32", 1, 4, true},          [1] = {"F16", 1, 2, true},
+    [2] = {"Q4_0", 32, 18, true},       [3] = {"Q4_1", 32, 20, true},
+    [6] = {"Q5_0", 32, 22, true},       [7] = {"Q5_1", 32, 24, true},
+    [8] = {"Q8_0", 32, 34, true},       [9] = {"Q8_1", 32, 36, false},
+    [10] = {"Q2_K", 256, 84, true},     [11] = {"Q3_K", 256, 110, true},
+    [12] = {"Q4_K", 256, 144, true},    [13] = {"Q5_K", 256, 176, true},
+    [14] = {"Q6_K", 256, 210, true},    [15] = {"Q8_K", 256, 292, false},
+    [16] = {"IQ2_XXS", 256, 66, false}, [17] = {"IQ2_XS", 256, 74, false},
+    [18] = {"IQ3_XXS", 256, 98, false}, [19] = {"IQ1_S", 256, 50, false},
+    [20] = {"IQ4_NL", 32, 18, true},    [21] = {"IQ3_S", 256, 110, false},
+    [22] = {"IQ2_S", 256, 82, false},   [23] = {"IQ4_XS", 256, 136, true},
+    [24] = {"I8", 1, 1, true},          [25] = {"I16", 1, 2, true},
+    [26] = {"I32", 1, 4, true},         [27] = {"I64", 1, 8, true},
+    [28] = {"F64", 1, 8, true},         [29] = {"IQ1_M", 256, 56, false},
+    [30] = {"BF16", 1, 2, true},        [34] = {"TQ1_0", 256, 54, false},
+    [35] = {"TQ2_0", 256, 66, false},   [39] = {"MXFP4", 32, 17, true},
+};
+
+h3_ggml_info h3_ggml_type(uint32_t type)
+{
+    if (type < sizeof ggml_types / sizeof *ggml_types) return ggml_types[type];
+    return (h3_ggml_info){0};
+}
+
+INLINE void ggml_block(int type, const uint8_t *b, float *restrict y)
+{
+    switch (type) {
+    case GG_Q4_0:
+        q4_0(b, y);
+        break;
+    case GG_Q4_1:
+        q4_1(b, y);
+        break;
+    case GG_Q5_0:
+        q5_0(b, y);
+        break;
+    case GG_Q5_1:
+        q5_1(b, y);
+        break;
+    case GG_Q8_0:
+        q8_0(b, y);
+        break;
+    case GG_Q2_K:
+        q2_k(b, y);
+        break;
+    case GG_Q3_K:
+        q3_k(b, y);
+        break;
+    case GG_Q4_K:
+        q4_k(b, y);
+        break;
+    case GG_Q5_K:
+        q5_k(b, y);
+        break;
+    case GG_Q6_K:
+        q6_k(b, y);
+        break;
+    case GG_IQ4_NL:
+        iq4_nl(b, y);
+        break;
+    case GG_IQ4_XS:
+        iq4_xs(b, y);
+        break;
+    case GG_MXFP4:
+        mxfp4(b, y);
+        break;
+    default:
+        assert(!"decodable ggml type");
+        break;
+    }
+}
+
+/* Whole blocks go straight to `out`; the cut ones at both ends through a small buffer. */
+INLINE void ggml_run(int type, const uint8_t *blocks, int64_t from, int64_t n, float *restrict out)
+{
+    const int64_t len = ggml_types[type].block, bytes = ggml_types[type].bytes;
+    const uint8_t *b = blocks + from / len * bytes;
+    int64_t skip = from % len;
+    float part[256];
+
+    if (type == GG_F32) {
+        memcpy(out, b, (size_t)n * 4);
+        return;
+    }
+    if (type == GG_F16) {
+        f16_run(b, n, out);
+        return;
+    }
+    if (type == GG_BF16) {
+        bf16_run(b, n, out);
+        return;
+    }
+    for (; n > 0; b += bytes) {
+        if (skip == 0 && n >= len) {
+            ggml_block(type, b, out);
+            out += len;
+            n -= len;
+            continue;
+        }
+        const int64_t take = len - skip < n ? len - skip : n;
+        ggml_block(type, b, part);
+        memcpy(out, part + skip, (size_t)take * sizeof *out);
+        out += take;
+        n -= take;
+        skip = 0;
+    }
+}
+
+/* ---- companions ---- */
+
+/* y = y H_g / sqrt(g) on every run of g values: radix-4 butterflies over the base-4 digits. */
+INLINE void rotate_run(float *restrict y, int64_t n, int32_t g)
+{
+    float scale = 1.0f;
+    for (int32_t k = g; k > 1; k /= 4)
+        scale *= 0.5f;
+    for (int64_t at = 0; at < n; at += g) {
+        float *v = y + at;
+        for (int32_t step = 1; step < g; step *= 4)
+            for (int32_t i = 0; i < g; i += 4 * step)
+                for (int32_t j = i; j < i + step; j++) {
+                    const float a = v[j], b = v[j + step], c = v[j + 2 * step], d = v[j + 3 * step];
+                    v[j] = (a + b) + (c - d);
+                    v[j + step] = (a + b) - (c - d);
+                    v[j + 2 * step] = (a - b) + (c + d);
+                    v[j + 3 * step] = (b - a) + (c + d);
+                }
+        for (int32_t j = 0; j < g; j++)
+            v[j] *= scale;
+    }
+}
+
+/* Byte of the block scale (row, col); `cols` scale columns per row. */
+INLINE uint8_t scale_byte(const h3_weight_part *p, int64_t row, int64_t col, int64_t cols)
+{
+    const uint8_t *s = p->scale;
+    return p->swizzled ? s[h3_swizzled(row, col, cols)] : s[row * cols + col];
+}
+
+INLINE float row_scale(const h3_weight_part *p, int64_t row)
+{
+    return p->n_scale > 1 ? load_f32(p->scale, row) : p->global;
+}
+
+INLINE void fp8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
+{
+    const float scale = row_scale(p, row);
+    for (int64_t c = 0; c < p->cols; c++)
+        out[c] = h3_e4m3[s[c]] * scale;
+}
+
+INLINE void mxfp8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
+{
+    const int64_t cols = p->cols / 32;
+    for (int64_t k = 0; k < cols; k++) {
+        const float scale = h3_e8m0(scale_byte(p, row, k, cols));
+        for (int l = 0; l < 32; l++)
+            out[32 * k + l] = h3_e4m3[s[32 * k + l]] * scale;
+    }
+}
+
+INLINE void int8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
+{
+    const float scale = row_scale(p, row);
+    for (int64_t c = 0; c < p->cols; c++)
+        out[c] = (float)(int8_t)s[c] * scale;
+}
+
+/* q = clamp(round(codebook[code] * s_rel), +-127); value = q * s_channel + corr. Low nibble first.
+ */
+INLINE void w4a8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
+{
+    const int64_t b = p->block, groups = p->cols / b;
+    const float ch = load_f32(p->scale2, row);
+    for (int64_t k = 0; k < groups; k++) {
+        const float rel = h3_e4m3[((const uint8_t *)p->scale)[row * groups + k]];
+        const float add = p->corr ? load_f32(p->corr, k * p->full_rows + row) : 0.0f;
+        float lut[16];
+        for (int i = 0; i < 16; i++) {
+            float q = rintf((p->aux ? load_f32(p->aux, i) : (float)(i - 8)) * rel);
+            q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
+            lut[i] = q * ch + add;
+        }
+        for (int64_t c = k * b; c < (k + 1) * b; c += 2) {
+            out[c] = lut[s[c / 2] & 15];
+            out[c + 1] = lut[s[c / 2] >> 4];
+        }
+    }
+}
+
+INLINE void nvfp4_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
+{
+    const int64_t cols = p->cols / 16;
+    const int even = p->nibble_high ? 4 : 0, odd = 4 - even;
+    for (int64_t k = 0; k < cols; k++) {
+        const float scale = h3_e4m3[scale_byte(p, row, k, cols)];
+        float lut[16];
+        for (int i = 0; i < 16; i++)
+            lut[i] = e2m1[i] * scale * p->global; // the first product is exact
+        for (int j = 0; j < 8; j++) {
+            out[16 * k + 2 * j] = lut[s[8 * k + j] >> even & 15];
+            out[16 * k + 2 * j + 1] = lut[s[8 * k + j] >> odd & 15];
+        }
+    }
+}
+
+INLINE void rows_body(const h3_weight_part *p, int64_t row, int64_t n, float *restrict out)
+{
+    for (int64_t r = row; r < row + n; r++, out += p->cols) {
+        const uint8_t *s = (const uint8_t *)p->data + (size_t)r * p->row_bytes;
+        const int64_t full = p->row0 + r; // row of the file's tensor: indexes the companions
+        switch (p->encoding) {
+        case H3_ENC_F32:
+            memcpy(out, s, (size_t)p->cols * 4);
+            break;
+        case H3_ENC_BF16:
+            bf16_run(s, p->cols, out);
+            break;
+        case H3_ENC_F16:
+            f16_run(s, p->cols, out);
+            break;
+        case H3_ENC_FP8_SCALED:
+            fp8_row(p, s, full, out);
+            break;
+        case H3_ENC_MXFP8:
+            mxfp8_row(p, s, full, out);
+            break;
+        case H3_ENC_INT8:
+            int8_row(p, s, full, out);
+            break;
+        case H3_ENC_W4A8:
+            w4a8_row(p, s, full, out);
+            break;
+        case H3_ENC_NVFP4:
+            nvfp4_row(p, s, full, out);
+            break;
+        case H3_ENC_GGML:
+            ggml_run(p->ggml_type, s, p->row_bytes ? 0 : full * p->cols, p->cols, out);
+            break;
+        default:
+            assert(!"known encoding");
+            break;
+        }
+        if (p->group) rotate_run(out, p->cols, p->group);
+    }
+}
+
+/* out[r, c0 + c] += sum_j (scale * b[r, j]) * a[j, c0 + c], a stripe of columns at a time so that
+ * the stripe of `out` stays in cache. b_col holds one column of b. */
+enum { STRIPE = 512, ROWS_AT_ONCE = 64 };
+
+INLINE void plain_run(uint8_t enc, const uint8_t *s, int64_t n, float *restrict out)
+{
+    if (enc == H3_ENC_F32)
+        memcpy(out, s, (size_t)n * 4);
+    else if (enc == H3_ENC_BF16)
+        bf16_run(s, n, out);
+    else
+        f16_run(s, n, out);
+}
+
+INLINE void lora_body(const h3_lora *l, int64_t row, int64_t n, int64_t cols, float *restrict out)
+{
+    const h3_weight_part *a = &l->a, *b = &l->b;
+    const size_t width = a->encoding == H3_ENC_F32 ? 4 : 2;
+    const size_t b_width = b->encoding == H3_ENC_F32 ? 4 : 2;
+    float stripe[STRIPE];
+
+    for (int64_t c0 = 0; c0 < cols; c0 += STRIPE) {
+        const int64_t nc = cols - c0 < STRIPE ? cols - c0 : STRIPE;
+        for (int64_t j = 0; j < a->rows; j++) {
+            plain_run(a->encoding,
+                      (const uint8_t *)a->data + (size_t)j * a->row_bytes + (size_t)c0 * width, nc,
+                      stripe);
+            for (int64_t r = 0; r < n; r++) {
+                float f, *y = out + r * cols + c0;
+                plain_run(b->encoding,
+                          (const uint8_t *)b->data + (size_t)(row + r) * b->row_bytes +
+                              (size_t)j * b_width,
+                          1, &f);
+                f *= l->scale;
+                for (int64_t c = 0; c < nc; c++)
+                    y[c] += f * stripe[c];
+            }
+        }
+    }
+}
+
+INLINE void scale_cols_body(const float *in_scale, int64_t n, int64_t cols, float *restrict out)
+{
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t c = 0; c < cols; c++)
+            out[r * cols + c] *= load_f32(in_scale, c);
+}
+
+INLINE void dtype_body(h3_dtype t, const uint8_t *s, int64_t n, float *restrict out)
+{
+    switch (t) {
+    case H3_F32:
+        memcpy(out, s, (size_t)n * 4);
+        return;
+    case H3_BF16:
+        bf16_run(s, n, out);
+        return;
+    case H3_F16:
+        f16_run(s, n, out);
+        return;
+    case H3_F8_E4M3:
+        for (int64_t i = 0; i < n; i++)
+            out[i] = h3_e4m3[s[i]];
+        return;
+    default:
+        break;
+    }
+    for (int64_t i = 0; i < n; i++, s += h3_dtype_bytes(t)) {
+        int64_t i64 = 0;
+        int32_t i32 = 0;
+        double f64 = 0;
+        switch (t) {
+        case H3_U8:
+        case H3_BOOL:
+            out[i] = (float)s[0];
+            break;
+        case H3_I8:
+            out[i] = (float)(int8_t)s[0];
+            break;
+        case H3_I16:
+            out[i] = (float)(int16_t)load16(s);
+            break;
+        case H3_I32:
+            memcpy(&i32, s, 4);
+            out[i] = (float)i32;
+            break;
+        case H3_I64:
+            memcpy(&i64, s, 8);
+            out[i] = (float)i64;
+            break;
+        case H3_F64:
+            memcpy(&f64, s, 8);
+            out[i] = (float)f64;
+            break;
+        case H3_F8_E5M2:
+            out[i] = half_value((uint16_t)(s[0] << 8));
+            break; // same exponent width
+        case H3_F8_E8M0:
+            out[i] = h3_e8m0(s[0]);
+            break;
+        default:
+            assert(!"dtype");
+            out[i] = NAN;
+            break;
+        }
+    }
+}
+
+/* ---- three builds of everything ---- */
+
+typedef struct decoders {
+    void (*rows)(const h3_weight_part *p, int64_t row, int64_t n, float *out);
+    void (*ggml)(int type, const uint8_t *b, int64_t from, int64_t n, float *out);
+    void (*lora)(const h3_lora *l, int64_t row, int64_t n, int64_t cols, float *out);
+    void (*scale_cols)(const float *in_scale, int64_t n, int64_t cols, float *out);
+    void (*dtype)(h3_dtype t, const uint8_t *s, int64_t n, float *out);
+} decoders;
+
+#define BUILD(name, ATTR)                                                                      \
+    ATTR static void rows_##name(const h3_weight_part *p, int64_t row, int64_t n, float *out)  \
+    {                                                                                          \
+        rows_body(p, row, n, out);                                                             \
+    }                                                                                          \
+    ATTR static void ggml_##name(int t, const uint8_t *b, int64_t from, int64_t n, float *out) \
+    {                                                                                          \
+        ggml_run(t, b, from, n, out);                                                          \
+    }                                                                                          \
+    ATTR static void lora_##name(const h3_lora *l, int64_t row, int64_t n, int64_t cols,       \
+                                 float *out)                                                   \
+    {                                                                                          \
+        lora_body(l, row, n, cols, out);                                                       \
+    }                                                                                          \
+    ATTR static void scale_##name(const float *s, int64_t n, int64_t cols, float *out)         \
+    {                                                                                          \
+        scale_cols_body(s, n, cols, out);                                                      \
+    }                                                                                          \
+    ATTR static void dtype_##name(h3_dtype t, const uint8_t *s, int64_t n, float *out)         \
+    {                                                                                          \
+        dtype_body(t, s, n, out);                                                              \
+    }                                                                                          \
+    static const decoders build_##name = {rows_##name, ggml_##name, lora_##name, scale_##name, \
+                                          dtype_##name};
+
+BUILD(base, )
+#if defined(__x86_64__)
+BUILD(avx2, __attribute__((target("avx2"))))
+BUILD(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))))
+#endif
+
+static const decoders *best(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return &build_avx512;
+    if (__builtin_cpu_supports("avx2")) return &build_avx2;
+#endif
+    return &build_base;
+}
+
+void h3_weight_decode_rows(const h3_weight_part *p, int64_t row, int64_t n, float *out)
+{
+    assert(row >= 0 && n >= 0 && row + n <= p->rows);
+    best()->rows(p, row, n, out);
+}
+
+void h3_weight_rows(const h3_weight *w, int64_t row, int64_t n, float *out)
+{
+    const decoders *use = best();
+    int64_t first = 0;
+
+    assert(row >= 0 && n >= 0 && row + n <= w->rows);
+    for (int i = 0; i < w->n_parts; i++) {
+        const h3_weight_part *p = &w->part[i];
+        const int64_t lo = row > first ? row : first;
+        const int64_t hi = row + n < first + p->rows ? row + n : first + p->rows;
+        if (lo < hi) {
+            float *y = out + (lo - row) * w->cols;
+            use->rows(p, lo - first, hi - lo, y);
+            if (p->in_scale) use->scale_cols(p->in_scale, hi - lo, w->cols, y);
+        }
+        first += p->rows;
+    }
+    for (int i = 0; i < w->n_lora; i++) {
+        const h3_lora *l = &w->lora[i];
+        const int64_t lo = row > l->row0 ? row : l->row0;
+        const int64_t end = l->row0 + l->b.rows;
+        const int64_t hi = row + n < end ? row + n : end;
+        if (lo < hi) use->lora(l, lo - l->row0, hi - lo, w->cols, out + (lo - row) * w->cols);
+    }
+}
+
+void h3_decode_ggml(uint8_t type, const void *blocks, int64_t from, int64_t n, float *out)
+{
+    assert(h3_ggml_type(type).can_decode);
+    if (type >= GG_I8 && type <= 28) { // plain integers and doubles
+        static const uint8_t dtypes[] = {H3_I8, H3_I16, H3_I32, H3_I64, H3_F64};
+        const h3_dtype t = (h3_dtype)dtypes[type - GG_I8];
+        best()->dtype(t, (const uint8_t *)blocks + (size_t)from * h3_dtype_bytes(t), n, out);
+        return;
+    }
+    best()->ggml(type, blocks, from, n, out);
+}
+
+void h3_decode_dtype(h3_dtype t, const void *src, int64_t n, float *out)
+{
+    best()->dtype(t, src, n, out);
+}
