@@ -1,1 +1,6 @@
-room(base FILES status.c arena.c file.c LIBS m Threads::Threads)
+set(base_files status.c arena.c file.c builtin.c)
+if(EXISTS ${CMAKE_SOURCE_DIR}/src/base/rng.c)
+    list(APPEND base_files rng.c)
+endif()
+room(base FILES ${base_files} LIBS m Threads::Threads)
+target_include_directories(h3_base PUBLIC include)

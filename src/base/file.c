@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "builtin.h"
+
 char *h3_strdupf(const char *fmt, ...)
 {
     va_list ap;
@@ -40,12 +42,14 @@ char *h3_path_join(const char *dir, const char *name)
 bool h3_path_exists(const char *path)
 {
     struct stat st;
+    if (h3_is_builtin(path)) return h3_builtin_find(path) || h3_builtin_is_dir(path);
     return stat(path, &st) == 0;
 }
 
 bool h3_path_is_dir(const char *path)
 {
     struct stat st;
+    if (h3_is_builtin(path)) return h3_builtin_is_dir(path);
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
@@ -66,6 +70,19 @@ h3_status h3_file_map(h3_file **out, const char *path)
     f = calloc(1, sizeof *f);
     if (!f) return h3_fail(H3_E_NOMEM, "%s: no memory to open it", path);
     f->path = h3_strdupf("%s", path);
+    f->fd = -1;
+    if (h3_is_builtin(path)) {
+        const h3_builtin_file *b = h3_builtin_find(path);
+        if (!b) {
+            st = h3_fail(H3_E_MISSING, "%s: no such file in the built-in model", path);
+            goto fail;
+        }
+        f->data = b->data;
+        f->size = (size_t)(b->end - b->data);
+        f->is_builtin = true;
+        *out = f;
+        return H3_OK;
+    }
     f->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (f->fd < 0) {
         st = open_failed(path);
@@ -102,7 +119,7 @@ void h3_file_unmap(h3_file **fp)
     h3_file *f = fp ? *fp : NULL;
 
     if (!f) return;
-    if (f->data) munmap((void *)(uintptr_t)f->data, f->size);
+    if (f->data && !f->is_builtin) munmap((void *)(uintptr_t)f->data, f->size);
     if (f->fd >= 0) close(f->fd);
     free(f->path);
     free(f);
@@ -114,7 +131,7 @@ void h3_file_done(const h3_file *f, size_t offset, size_t bytes)
     const size_t page = 4096;
     size_t a = (offset + page - 1) / page * page, b;
 
-    if (!f->data || offset > f->size || bytes > f->size - offset) return;
+    if (!f->data || f->is_builtin || offset > f->size || bytes > f->size - offset) return;
     b = (offset + bytes) / page * page;
     if (b > a) madvise((void *)(uintptr_t)(f->data + a), b - a, MADV_DONTNEED);
 }

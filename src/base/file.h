@@ -14,8 +14,9 @@
 typedef struct h3_file {
     const unsigned char *data; ///< NULL when size is 0
     size_t size;
-    char *path; ///< as given, for messages
-    int fd;
+    char *path;      ///< as given, for messages
+    int fd;          ///< -1 for a builtin file
+    bool is_builtin; ///< part of the program's own image: never unmapped
 } h3_file;
 
 /** Maps `path` read-only (private, no readahead forced). Directories and unreadable files fail by

@@ -9,20 +9,7 @@
 #ifndef H3_BASE_STATUS_H
 #define H3_BASE_STATUS_H
 
-typedef enum h3_status {
-    H3_OK = 0,
-    H3_E_ARG = 1,         ///< an option, request field or argument is wrong
-    H3_E_IO = 2,          ///< the system refused: open, read, write, no space
-    H3_E_FORMAT = 3,      ///< a file is not what it should be: damaged, foreign, hostile
-    H3_E_MISSING = 4,     ///< a needed file, tensor or field is absent
-    H3_E_SHAPE = 5,       ///< extents disagree
-    H3_E_NOMEM = 6,       ///< memory ran out, or an arena was planned too small
-    H3_E_UNSUPPORTED = 7, ///< understood, but this build or machine cannot do it
-    H3_E_DEVICE = 8,      ///< a backend library or accelerator failed
-    H3_E_CANCELLED = 9,   ///< h3_cancel() or Ctrl-C
-    H3_E_NUMERIC = 10,    ///< NaN or infinity where numbers were expected
-    H3_E_INTERNAL = 11    ///< a promise of ours was broken; please report
-} h3_status;
+#include <h3av/status.h>
 
 #if defined(__GNUC__)
 #define H3_NODISCARD    __attribute__((warn_unused_result))

@@ -1,0 +1,243 @@
+/**
+ * libh3av: MiniMax-H3 video with sound, from C.
+ *
+ *     h3_engine_opts eo = h3_engine_default();
+ *     eo.model = "/models/MiniMax-H3/FL2VA";          // NULL: the small model built into the
+ * library h3_engine *e = NULL; if (h3_engine_open(&e, &eo) != H3_OK) die(h3_error());
+ *
+ *     h3_request rq = h3_request_default();
+ *     rq.prompt = "a red circle moves left to right with a low tone";
+ *     rq.out_path = "circle.mp4";
+ *     h3_result rs;
+ *     if (h3_generate(e, &rq, &rs) != H3_OK) die(h3_error());
+ *     h3_engine_close(&e);
+ *
+ * Conventions
+ *   - Every call returns an h3_status; h3_error() gives one sentence about the last failure on this
+ *     thread. The library never prints, never exits and opens no socket.
+ *   - Strings and arrays in options are borrowed for the duration of the call (h3_engine_open
+ * copies what it keeps). Strings returned through char ** are the caller's: h3_string_free.
+ *   - An engine serves one request at a time; use one engine per thread. h3_cancel is the one call
+ *     allowed from another thread (and from a signal handler).
+ *   - Defaults come from the *_default functions; a zeroed struct is not a default.
+ */
+#ifndef H3AV_H3AV_H
+#define H3AV_H3AV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <h3av/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** "0.1.0" */
+H3_API const char *h3_version(void);
+
+/** Frees a string that the library returned. Accepts NULL. */
+H3_API void h3_string_free(char *s);
+
+/* ------------------------------------------------------------------------------------- engine */
+
+typedef struct h3_engine h3_engine;
+
+typedef struct h3_lora {
+    const char *path;
+    float strength; ///< 1 is the file's own
+} h3_lora;
+
+typedef struct h3_engine_opts {
+    const char *model; ///< a folder in any published layout, or NULL for the built-in model
+    const char *dit, *text_encoder, *vae, *audio_vae,
+        *tokenizer;     ///< override single parts; or NULL
+    const char *device; ///< "cpu" (default), "cuda", "cuda:N"
+    const char *dtype;  ///< stream of the networks: "f32" (exact, default on the CPU) or "bf16"
+    const char *math;   ///< CPU products: "auto", "f32", "bf16", "int8"
+    const char *qkv;    ///< row order of fused q/k/v: "auto", "interleaved", "stacked"
+    const char *quant;  ///< "auto", "keep" or "expand" quantized weights
+    int n_threads;      ///< 0: all cores this process may use
+    const h3_lora *loras;
+    int n_loras;
+    bool is_strict_lora;            ///< unmatched LoRA keys are an error
+    bool has_timing;                ///< measure every operation (slower on a GPU)
+    bool keep_loaded;               ///< keep parts in memory between requests (server, sessions)
+    uint64_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
+    const char *offload;            ///< "auto", "none", "stream", "disk"
+} h3_engine_opts;
+
+H3_API h3_engine_opts h3_engine_default(void);
+
+/** Finds and checks all parts (headers only; weights are mapped when their phase comes) and opens
+ * the device. Errors name the missing part and a file that would fill it. */
+H3_API h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts);
+H3_API void h3_engine_close(h3_engine **e);
+
+/** Asks the running call of this engine to stop: it returns H3_E_CANCELLED within one network block
+ *  and leaves no partial file. Callable from any thread and from a signal handler. */
+H3_API void h3_cancel(h3_engine *e);
+
+/* ------------------------------------------------------------------------------------ request */
+
+typedef enum h3_media_kind {
+    H3_MEDIA_AUTO = 0,
+    H3_MEDIA_IMAGE,
+    H3_MEDIA_VIDEO,
+    H3_MEDIA_AUDIO
+} h3_media_kind;
+typedef enum h3_sound_use {
+    H3_SOUND_AUTO = 0,
+    H3_SOUND_YES,
+    H3_SOUND_NO,
+    H3_SOUND_ONLY
+} h3_sound_use;
+
+/** A picture, clip or sound of the caller: a file, or its bytes in memory. */
+typedef struct h3_input {
+    const char *path; ///< file, or (for clips) a folder of frames; also the name shown in messages
+    const void *data; ///< bytes of a file, or NULL to read `path`
+    size_t size;
+    h3_media_kind kind; ///< AUTO: by content
+    h3_sound_use sound; ///< clips: use their own sound track (AUTO: yes, if there is one)
+    double fps;         ///< folders of frames need their rate; 0 otherwise
+} h3_input;
+
+typedef struct h3_event h3_event;
+/** Called on the thread that runs the request. Must not call back into the engine except h3_cancel.
+ */
+typedef void (*h3_event_fn)(void *user, const h3_event *ev);
+
+typedef struct h3_request {
+    const char *prompt; ///< UTF-8, verbatim
+    const char *task;   ///< "auto" (NULL), "t2va", "fl2va", "ref2va"
+    int width, height;  ///< 0: from the first keyframe, or `aspect`
+    const char *aspect; ///< "16:9", "1:1", ... or NULL
+    int frames;         ///< rounded up to 17n + 5, at least 22; 0: from `seconds`
+    double seconds;     ///< 0: the default length
+    int steps;          ///< sigma points as the reference counts them: steps - 1 forwards
+    uint64_t seed;
+    const char *noise_order;         ///< "diffusers" (default) or "omni"
+    double shift_video, shift_audio; ///< sigma shifts, 0: 12 and 3 (or the preset's)
+    const float *sigmas;             ///< explicit base sigmas, descending to 0, or NULL
+    int n_sigmas;
+    const char *noise_path;       ///< safetensors with video and audio noise, or NULL
+    const h3_input *first, *last; ///< keyframes, or NULL
+    const char *fit; ///< keyframes on the canvas: "reference" (NULL), "stretch", "cover", "pad"
+    const h3_input *refs; ///< in order
+    int n_refs;
+    /* output: at least one */
+    const char *out_path;      ///< MP4
+    const char *frames_dir;    ///< folder of pictures
+    const char *frames_format; ///< "png" (default), "ppm"
+    const char *wav_path;
+    const char *codec; ///< "auto", "libx264", "libopenh264"
+    const char *preset;
+    int crf;
+    bool has_metadata; ///< prompt, seed and settings in the file
+    /* never lose a run */
+    const char *latents_path;    ///< where latents are saved before decoding; NULL: "<out>.latents"
+    bool keep_latents;           ///< keep them after success
+    bool save_latents;           ///< default true
+    const char *checkpoint_path; ///< NULL: "<out>.checkpoint"
+    int checkpoint_every;        ///< steps; 0: never
+    const char *resume_path;     ///< continue from a checkpoint
+    bool lift_limits;            ///< accept any size and length the networks can take (tests)
+    int canvas_short_edge, canvas_max_pixels, reference_short_edge; ///< 0: 768, 1032192, 2048
+    h3_event_fn on_event;
+    void *user;
+} h3_request;
+
+H3_API h3_request h3_request_default(void);
+
+typedef enum h3_event_kind {
+    H3_EVENT_PLAN = 0, ///< text: the decisions as JSON
+    H3_EVENT_PHASE,    ///< phase begins: name; seconds of the one before are in H3_EVENT_PHASE_END
+    H3_EVENT_PHASE_END,
+    H3_EVENT_STEP,    ///< step of steps done within phase
+    H3_EVENT_WARNING, ///< text
+    H3_EVENT_INFO,    ///< text
+    H3_EVENT_DONE     ///< text: the result as JSON
+} h3_event_kind;
+
+struct h3_event {
+    h3_event_kind kind;
+    const char *phase; ///< "load", "text", "encode", "sample", "decode", "sound", "mux"
+    int64_t step, steps;
+    double seconds;     ///< of this step or phase
+    double eta_seconds; ///< to the end of the phase; < 0: unknown
+    double progress;    ///< 0..1 over all phases
+    const char *text;
+};
+
+typedef struct h3_phase_time {
+    const char *name;
+    double seconds;
+    uint64_t peak_rss;
+} h3_phase_time;
+
+enum { H3_MAX_PHASES = 12 };
+
+typedef struct h3_result {
+    int width, height, frames, steps, n_forwards;
+    int64_t samples;
+    uint64_t seed;
+    double seconds_total, step_seconds;
+    uint64_t peak_rss, peak_device, scratch_bytes;
+    int n_phases;
+    h3_phase_time phase[H3_MAX_PHASES];
+    uint64_t latent_hash; ///< FNV-1a of the final latents: equal runs have equal hashes
+    char codec[32];
+} h3_result;
+
+/** Everything from prompt to file. On failure nothing is left under the output names; latents that
+ *  were already saved stay, and the error sentence says so. */
+H3_API h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs);
+
+/** Decodes saved latents: rq names outputs, codec and callbacks; the rest of it is ignored. */
+H3_API h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_result *rs);
+
+/** What h3_generate would do, as JSON: task, canvas, frames, seconds, rows, sigmas, tiles, memory
+ * by phase. `e` may be NULL: then no model is needed and memory is left out. */
+H3_API h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json);
+
+/* -------------------------------------------------------------------------------------- tools */
+
+/** What a file or folder is: role, form, tensors, what is missing. As JSON or as text for people.
+ *  `verbose` lists every tensor. */
+H3_API h3_status h3_inspect(const char *path, bool as_json, bool verbose, char **out);
+
+/** Token ids and pieces of a text as JSON. `path`: tokenizer folder or file, or a model; NULL: the
+ *  built-in model's. */
+H3_API h3_status h3_tokenize(const char *path, const char *text, char **json);
+
+/** Writes tensors of a checkpoint as float32 safetensors under canonical names. `name` NULL: all.
+ */
+H3_API h3_status h3_dump(const char *path, const char *name, const char *qkv, const char *out_path);
+
+/** Frame folder + WAV -> MP4. rq gives out_path, codec, crf and preset. fps 0: 24. */
+H3_API h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps,
+                              const h3_request *rq);
+
+typedef struct h3_bench_opts {
+    const char *what;    ///< "ops", "dit", "encoder", "vae", "audio", "all"
+    int layers;          ///< synthetic networks: how many layers (0: as real)
+    const int64_t *rows; ///< packed rows to time; NULL: 512 and 2048
+    int n_rows;
+    int repeat;
+    bool is_tiny; ///< reduced widths, for tests of the program itself
+} h3_bench_opts;
+
+/** Times operations and stages on random weights of the real widths; a JSON report. */
+H3_API h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json);
+
+/** Operation counters of the engine's device since it was opened, as JSON: calls, reference calls
+ *  (a fast device should have none), FLOPs, seconds. */
+H3_API h3_status h3_counters_json(h3_engine *e, char **json);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
