@@ -1,5 +1,8 @@
-set(tensor_files tensor.c ops_cost.c counted.c dev.c ops_ref.c ops_plan.c decode.c)
+# decode.c belongs here because every backend decodes weights; it knows bytes, not files.
+set(tensor_files)
+foreach(f tensor.c dev.c counted.c ops_cost.c tap.c decode.c ops_ref.c ops_plan.c)
+    if(EXISTS ${CMAKE_SOURCE_DIR}/src/tensor/${f})
+        list(APPEND tensor_files ${f})
+    endif()
+endforeach()
 room(tensor FILES ${tensor_files} USES base)
-if(EXISTS ${CMAKE_SOURCE_DIR}/cmake/cpu.cmake)
-    target_compile_definitions(h3_tensor PRIVATE H3_HAVE_CPU=1)
-endif()
