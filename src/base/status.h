@@ -32,11 +32,4 @@ h3_status h3_fail(h3_status code, const char *fmt, ...) H3_PRINTF(2, 3);
 /** Puts "text: " in front of the recorded sentence; returns `code` unchanged. */
 h3_status h3_fail_in(h3_status code, const char *fmt, ...) H3_PRINTF(2, 3);
 
-/** The last sentence recorded on this thread; "" when there is none. Valid until the next failure.
- */
-const char *h3_error(void);
-
-/** A short name of a code, e.g. "format". Never NULL. */
-const char *h3_status_name(h3_status s);
-
 #endif
