@@ -1,0 +1,257 @@
+/**
+ * The forward of the DiT, as straight-line calls; see dit.h for the picture.
+ *
+ * The order of roundings is the reference's and is kept by the operations, not here; what has to be
+ * kept here is the order of the calls and the type of each intermediate. Easy to get wrong:
+ *   - a block's modulation rows are (timestep, modality), the final layer's only (timestep);
+ *   - the refiner sees text rows alone, without rotation and without modulation;
+ *   - patch projections and output heads stay f32 when the stream is bf16.
+ *
+ * The MLP runs over bands of rows: its [S, 2 F] product would otherwise be the largest tensor of
+ * the whole forward, and rows do not see each other in it.
+ */
+#include "dit.h"
+
+#include <assert.h>
+
+#include "attention.h"
+
+enum { MLP_BAND = 8192 };
+
+/* Parameters of a modulation row [6, C] of a block, and of a row [2, C] of the final layer. */
+enum { SHIFT_ATTN, SCALE_ATTN, GATE_ATTN, SHIFT_MLP, SCALE_MLP, GATE_MLP };
+enum { SHIFT_FINAL, SCALE_FINAL };
+
+/* What a block needs to know of its surroundings. */
+typedef struct stack {
+    h3_dev *d;
+    const h3_dit *m;
+    const char *name; ///< "blocks" or "token_refiner.blocks", for taps
+    int index;
+    h3_tensor cos, sin; ///< data NULL: no rotation
+    const int32_t *cu;
+    int n_documents;
+} stack;
+
+/* h [S, C] = out_proj(attention(h)). */
+static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor h)
+{
+    h3_dev *d = k->d;
+    const h3_ops *op = d->ops;
+    const h3_dit_dims *g = &k->m->dims;
+    const float eps = k->m->qk_norm_eps;
+    const int64_t S = h.ne[0];
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor packed = h3_scratch_2d(d, (h3_dtype)h.dtype, S, 3 * g->inner);
+    h3_tensor o = h3_scratch_2d(d, (h3_dtype)h.dtype, S, g->inner);
+
+    H3_TRY(h3_scratch_check(d, "DiT attention"));
+    const h3_qkv p = h3_attention_split(packed, g->n_heads, g->head_dim, b->qkv.interleaved);
+    h3_tap(d, h, "%s.%d.attn_in", k->name, k->index);
+    H3_TRY(op->gemm(d, packed, h, &b->qkv, H3_ACT_NONE));
+    H3_TRY(op->head_norm_rope(d, p.q, b->q_norm, eps, false, k->cos, k->sin));
+    H3_TRY(op->head_norm_rope(d, p.k, b->k_norm, eps, false, k->cos, k->sin));
+    h3_tap(d, p.q, "%s.%d.q", k->name, k->index);
+    h3_tap(d, p.k, "%s.%d.k", k->name, k->index);
+    h3_tap(d, p.v, "%s.%d.v", k->name, k->index);
+    H3_TRY(h3_attention_self(d, o, &p, k->cu, k->n_documents));
+    h3_tap(d, h3_view_3d(o, S, g->n_heads, g->head_dim), "%s.%d.attn", k->name, k->index);
+    H3_TRY(op->gemm(d, h, o, &b->out, H3_ACT_NONE));
+    h3_tap(d, h, "%s.%d.attn_out", k->name, k->index);
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+/* h [S, C] = fc2(silu(gate) * value), [gate | value] = fc1(h). */
+static h3_status mlp(const stack *k, const h3_dit_block *b, h3_tensor h)
+{
+    h3_dev *d = k->d;
+    const h3_ops *op = d->ops;
+    const int64_t S = h.ne[0], F = k->m->dims.ffn, most = S < MLP_BAND ? S : MLP_BAND;
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor both = h3_scratch_2d(d, (h3_dtype)h.dtype, most, 2 * F);
+    h3_tensor act = h3_scratch_2d(d, (h3_dtype)h.dtype, most, F);
+
+    H3_TRY(h3_scratch_check(d, "DiT MLP"));
+    h3_tap(d, h, "%s.%d.mlp_in", k->name, k->index);
+    for (int64_t s = 0; s < S; s += most) {
+        const int64_t n = S - s < most ? S - s : most;
+        const h3_tensor band = h3_slice(h, 0, s, n), uv = h3_slice(both, 0, 0, n);
+        const h3_tensor a = h3_slice(act, 0, 0, n);
+        H3_TRY(op->gemm(d, uv, band, &b->fc1, H3_ACT_NONE));
+        H3_TRY(op->silu_mul(d, a, h3_slice(uv, 1, 0, F), h3_slice(uv, 1, F, F)));
+        H3_TRY(op->gemm(d, band, a, &b->fc2, H3_ACT_NONE));
+    }
+    h3_tap(d, h, "%s.%d.mlp_out", k->name, k->index);
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+/* x += gate * attn(modulate(norm(x))), then x += gate * mlp(modulate(norm(x))). row [S] picks the
+ * modulation of each row from mod [3 U, 6, C]. */
+static h3_status block_forward(const stack *k, const h3_dit_block *b, h3_tensor x, h3_tensor mod,
+                               h3_tensor row)
+{
+    h3_dev *d = k->d;
+    const h3_ops *op = d->ops;
+    const float eps = k->m->norm_eps;
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor h = h3_scratch_2d(d, (h3_dtype)x.dtype, x.ne[0], x.ne[1]);
+
+    H3_TRY(h3_scratch_check(d, "DiT block"));
+    H3_TRY(op->rms_norm_mod(d, h, x, b->norm1, eps, mod, SHIFT_ATTN, SCALE_ATTN, row));
+    H3_TRY(attend(k, b, h));
+    H3_TRY(op->gate_add(d, x, h, mod, GATE_ATTN, row));
+    h3_tap(d, x, "%s.%d.mid", k->name, k->index);
+    H3_TRY(op->rms_norm_mod(d, h, x, b->norm2, eps, mod, SHIFT_MLP, SCALE_MLP, row));
+    H3_TRY(mlp(k, b, h));
+    H3_TRY(op->gate_add(d, x, h, mod, GATE_MLP, row));
+    h3_tap(d, x, "%s.%d.out", k->name, k->index);
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+/* The same without modulation: x += attn(norm(x)), then x += mlp(norm(x)). */
+static h3_status refiner_block_forward(const stack *k, const h3_dit_block *b, h3_tensor x)
+{
+    h3_dev *d = k->d;
+    const h3_ops *op = d->ops;
+    const float eps = k->m->norm_eps;
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor h = h3_scratch_2d(d, (h3_dtype)x.dtype, x.ne[0], x.ne[1]);
+
+    H3_TRY(h3_scratch_check(d, "token refiner"));
+    H3_TRY(op->rms_norm(d, h, x, b->norm1, eps, false));
+    H3_TRY(attend(k, b, h));
+    H3_TRY(op->add(d, x, x, h));
+    h3_tap(d, x, "%s.%d.mid", k->name, k->index);
+    H3_TRY(op->rms_norm(d, h, x, b->norm2, eps, false));
+    H3_TRY(mlp(k, b, h));
+    H3_TRY(op->add(d, x, x, h));
+    h3_tap(d, x, "%s.%d.out", k->name, k->index);
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+h3_status h3_dit_refine(h3_dev *d, const h3_dit *m, h3_tensor y, h3_tensor text, const int32_t *cu,
+                        int n_documents)
+{
+    stack k = {
+        .d = d, .m = m, .name = "token_refiner.blocks", .cu = cu, .n_documents = n_documents};
+
+    H3_TRY(d->ops->gemm(d, y, text, &m->edge.condition_proj, H3_ACT_NONE));
+    h3_tap(d, y, "condition_proj");
+    for (; k.index < (int)m->dims.n_refiner; k.index++) {
+        H3_TRY(h3_dev_check(d));
+        H3_TRY(refiner_block_forward(&k, &m->refiner[k.index], y));
+    }
+    H3_TRY(d->ops->rms_norm(d, y, y, m->edge.refiner_norm, m->final_norm_eps, false));
+    h3_tap(d, y, "token_refiner.final_norm");
+    return H3_OK;
+}
+
+/* Rows of one medium into the sequence: projected in f32, rounded when scattered. */
+static h3_status place_rows(h3_dev *d, h3_tensor x, h3_tensor rows, const h3_weight *proj,
+                            h3_tensor idx, const char *name)
+{
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor y = h3_scratch_2d(d, H3_F32, rows.ne[0], x.ne[1]);
+
+    H3_TRY(h3_scratch_check(d, name));
+    H3_TRY(d->ops->gemm(d, y, rows, proj, H3_ACT_NONE));
+    h3_tap(d, y, "%s", name);
+    H3_TRY(d->ops->scatter_rows(d, x, y, idx));
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+static h3_status pack(h3_dev *d, const h3_dit *m, const h3_dit_state *s, h3_tensor x,
+                      h3_tensor video, h3_tensor audio)
+{
+    H3_TRY(d->ops->scatter_rows(d, x, s->text, s->text_idx));
+    H3_TRY(place_rows(d, x, video, &m->edge.video_proj, s->video_idx, "video_patch_proj"));
+    H3_TRY(place_rows(d, x, audio, &m->edge.audio_proj, s->audio_idx, "audio_patch_proj"));
+    h3_tap(d, x, "packed");
+    return H3_OK;
+}
+
+/* Velocities of one medium: its rows of the modulated stream through an f32 head. */
+static h3_status head(h3_dev *d, h3_tensor v, h3_tensor h, const h3_weight *out, h3_tensor idx,
+                      const char *name)
+{
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor rows = h3_scratch_2d(d, (h3_dtype)h.dtype, v.ne[0], h.ne[1]);
+
+    H3_TRY(h3_scratch_check(d, name));
+    H3_TRY(d->ops->gather_rows(d, rows, h, idx));
+    H3_TRY(d->ops->gemm(d, v, rows, out, H3_ACT_NONE));
+    h3_tap(d, v, "%s", name);
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+static h3_status final_layer(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t step,
+                             h3_tensor v_video, h3_tensor v_audio, h3_tensor x)
+{
+    H3_TRY(d->ops->rms_norm_mod(d, x, x, m->edge.final_norm, m->final_norm_eps, s->final_mod,
+                                SHIFT_FINAL, SCALE_FINAL, h3_at(s->time_row, step)));
+    h3_tap(d, x, "final_layer.modulated");
+    H3_TRY(head(d, v_video, x, &m->edge.video_out, s->video_idx, "out.video"));
+    return head(d, v_audio, x, &m->edge.audio_out, s->audio_idx, "out.audio");
+}
+
+static h3_status acquire(const h3_dit_state *s, int group)
+{
+    return s->store ? h3_store_acquire(s->store, group) : H3_OK;
+}
+
+static void release(const h3_dit_state *s, int group)
+{
+    if (s->store) h3_store_release(s->store, group);
+}
+
+static h3_status run(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t step,
+                     h3_tensor v_video, h3_tensor v_audio, h3_tensor video, h3_tensor audio)
+{
+    stack k = {.d = d,
+               .m = m,
+               .name = "blocks",
+               .cos = s->cos,
+               .sin = s->sin,
+               .cu = s->cu,
+               .n_documents = s->n_documents};
+    const h3_tensor row = h3_at(s->mod_row, step);
+    const int heads = (int)m->dims.n_layers + 1;
+    h3_tensor x = h3_scratch_2d(d, (h3_dtype)s->act, s->n_rows, m->dims.hidden);
+    h3_status st;
+
+    H3_TRY(h3_scratch_check(d, "packed sequence"));
+    H3_TRY(acquire(s, 0));
+    st = pack(d, m, s, x, video, audio);
+    release(s, 0);
+    for (; st == H3_OK && k.index < (int)m->dims.n_layers; k.index++) {
+        H3_TRY(h3_dev_check(d));
+        H3_TRY(acquire(s, 1 + k.index));
+        st = block_forward(&k, &m->block[k.index], x, h3_at(s->mod, k.index), row);
+        release(s, 1 + k.index);
+    }
+    if (st != H3_OK) return st;
+    H3_TRY(acquire(s, heads));
+    st = final_layer(d, m, s, step, v_video, v_audio, x);
+    release(s, heads);
+    return st;
+}
+
+h3_status h3_dit_forward(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t step,
+                         h3_tensor v_video, h3_tensor v_audio, h3_tensor video, h3_tensor audio)
+{
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_status st;
+
+    assert(step >= 0 && step < s->n_steps);
+    assert(video.ne[0] == s->n_video && video.ne[1] == m->dims.video_cols);
+    assert(audio.ne[0] == s->n_audio && audio.ne[1] == m->dims.audio_cols);
+    st = run(d, m, s, step, v_video, v_audio, video, audio);
+    h3_arena_release(&d->scratch, mark);
+    return st;
+}
