@@ -1,0 +1,554 @@
+/** The option table and its parser; see args.h. Values are checked here for form (a number, a size,
+ * a known word); what they mean is checked by the library. */
+#include "args.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { EXIT_USAGE = 2 };
+
+typedef enum kind {
+    K_FLAG,     ///< bool = true
+    K_NO_FLAG,  ///< bool = false
+    K_TEXT,     ///< const char *
+    K_WORD,     ///< const char *, one of `words`
+    K_INT,      ///< int
+    K_U64,      ///< uint64_t
+    K_REAL,     ///< double
+    K_BYTES,    ///< uint64_t with K, M, G
+    K_SIZE,     ///< WxH into rq.width, rq.height
+    K_KEYFRAME, ///< h3_input
+    K_REF,      ///< appends to refs
+    K_LORA,     ///< appends to loras
+    K_ROWS,     ///< list of row counts
+    K_SIGMAS    ///< list of base sigmas
+} kind;
+
+typedef struct option_row {
+    const char *name, *brief; ///< "--prompt", "-p" or NULL
+    unsigned commands;
+    kind kind;
+    size_t offset;
+    const char *value, *help; ///< placeholder and one line of help
+} option_row;
+
+#define AT(field) offsetof(cli, field)
+enum {
+    RUNS = CMD_GENERATE | CMD_DECODE,
+    LOADS = CMD_GENERATE | CMD_PLAN | CMD_DECODE | CMD_BENCH,
+    ASKS = CMD_GENERATE | CMD_PLAN,
+    WRITES = CMD_GENERATE | CMD_DECODE | CMD_MUX
+};
+
+static const option_row rows[] = {
+    {"--prompt", "-p", ASKS, K_TEXT, AT(rq.prompt), "TEXT", "what to show and to hear"},
+    {"--prompt-file", NULL, ASKS, K_TEXT, AT(prompt_file), "FILE",
+     "read the prompt from a file, - for standard input"},
+    {"--output", "-o", WRITES | CMD_DUMP, K_TEXT, AT(output), "FILE",
+     "the MP4 (or, for dump, safetensors) to write"},
+    {"--task", NULL, ASKS, K_WORD, AT(rq.task), "auto|t2va|fl2va|ref2va", "default: by the inputs"},
+    {"--size", "-s", ASKS, K_SIZE, 0, "WxH", "canvas in pixels, multiples of 32"},
+    {"--width", "-W", ASKS, K_INT, AT(rq.width), "N", "canvas width"},
+    {"--height", "-H", ASKS, K_INT, AT(rq.height), "N", "canvas height"},
+    {"--aspect", NULL, ASKS, K_TEXT, AT(rq.aspect), "W:H",
+     "canvas by its shape: 16:9, 9:16, 1:1, ..."},
+    {"--frames", "-f", ASKS, K_INT, AT(rq.frames), "N", "rounded up to 17n+5, at least 22"},
+    {"--seconds", "-t", ASKS, K_REAL, AT(rq.seconds), "X",
+     "length; becomes frames at 24 a second, rounded up the same way"},
+    {"--steps", NULL, ASKS, K_INT, AT(rq.steps), "N",
+     "sigma points; N-1 forwards, as the reference counts"},
+    {"--seed", NULL, ASKS, K_U64, AT(rq.seed), "N", "of torch's CPU generator"},
+    {"--noise-order", NULL, ASKS, K_WORD, AT(rq.noise_order), "diffusers|omni",
+     "how draws share the seed"},
+    {"--noise", NULL, CMD_GENERATE, K_TEXT, AT(rq.noise_path), "FILE",
+     "safetensors with the noise to start from (video, audio)"},
+    {"--shift", NULL, ASKS, K_REAL, AT(rq.shift_video), "X", "sigma shift of the picture (12)"},
+    {"--audio-shift", NULL, ASKS, K_REAL, AT(rq.shift_audio), "X", "sigma shift of the sound (3)"},
+    {"--sigmas", NULL, ASKS, K_SIGMAS, 0, "A,B,...,0", "explicit base sigmas instead of --steps"},
+    {"--first", NULL, ASKS, K_KEYFRAME, AT(first), "IMAGE", "first frame"},
+    {"--last", NULL, ASKS, K_KEYFRAME, AT(last), "IMAGE", "last frame"},
+    {"--ref", NULL, ASKS, K_REF, 0, "FILE[,sound=yes|no|only]",
+     "reference picture, clip or sound; repeat, order matters"},
+    {"--ref-fps", NULL, ASKS, K_REAL, AT(ref_fps), "X",
+     "frame rate of references that are folders of frames"},
+    {"--fit", NULL, ASKS, K_WORD, AT(rq.fit), "reference|stretch|cover|pad",
+     "how keyframes meet the canvas"},
+    {"--model", "-m", LOADS, K_TEXT, AT(engine.model), "DIR",
+     "model folder; default: the built-in tiny model"},
+    {"--dit", NULL, LOADS, K_TEXT, AT(engine.dit), "PATH",
+     "diffusion transformer instead of the model's"},
+    {"--text-encoder", NULL, LOADS, K_TEXT, AT(engine.text_encoder), "PATH",
+     "conditioner instead of the model's"},
+    {"--vae", NULL, LOADS, K_TEXT, AT(engine.vae), "PATH", "video VAE instead of the model's"},
+    {"--audio-vae", NULL, LOADS, K_TEXT, AT(engine.audio_vae), "PATH",
+     "audio VAE instead of the model's"},
+    {"--tokenizer", NULL, LOADS | CMD_TOKENIZE, K_TEXT, AT(engine.tokenizer), "PATH",
+     "tokenizer instead of the model's"},
+    {"--lora", NULL, LOADS, K_LORA, 0, "FILE[:STRENGTH]", "low-rank adapter; repeat"},
+    {"--strict", NULL, LOADS, K_FLAG, AT(engine.is_strict_lora), NULL,
+     "adapter keys that match nothing are an error"},
+    {"--qkv", NULL, LOADS | CMD_DUMP, K_WORD, AT(engine.qkv), "auto|interleaved|stacked",
+     "row order of fused q/k/v"},
+    {"--quant", NULL, LOADS, K_WORD, AT(engine.quant), "auto|keep|expand",
+     "quantized weights in memory"},
+    {"--device", "-d", LOADS, K_TEXT, AT(engine.device), "cpu|cuda[:N]", "where the networks run"},
+    {"--dtype", NULL, LOADS, K_WORD, AT(engine.dtype), "f32|bf16", "stream of the networks"},
+    {"--cpu-math", NULL, LOADS, K_WORD, AT(engine.math), "auto|f32|bf16|int8",
+     "products on the CPU"},
+    {"--threads", "-j", LOADS, K_INT, AT(engine.n_threads), "N",
+     "default: all cores this process may use"},
+    {"--ram", NULL, LOADS, K_BYTES, AT(engine.ram_limit), "SIZE",
+     "host memory to stay within, e.g. 16G"},
+    {"--vram", NULL, LOADS, K_BYTES, AT(engine.vram_limit), "SIZE", "device memory to stay within"},
+    {"--offload", NULL, LOADS, K_WORD, AT(engine.offload), "auto|none|stream|disk",
+     "where weights wait"},
+    {"--frames-dir", NULL, RUNS, K_TEXT, AT(rq.frames_dir), "DIR",
+     "also (or only) write every frame as a picture"},
+    {"--frames-format", NULL, RUNS, K_WORD, AT(rq.frames_format), "png|ppm", "of --frames-dir"},
+    {"--wav", NULL, RUNS | CMD_MUX, K_TEXT, AT(rq.wav_path), "FILE",
+     "also (or only) write the sound; mux: the sound to use"},
+    {"--codec", NULL, WRITES, K_WORD, AT(rq.codec), "auto|libx264|libopenh264", "video encoder"},
+    {"--preset-x264", NULL, WRITES, K_TEXT, AT(rq.preset), "NAME", "speed of libx264 (medium)"},
+    {"--crf", NULL, WRITES, K_INT, AT(rq.crf), "N", "quality of libx264, 0..51 (18)"},
+    {"--no-metadata", NULL, RUNS, K_NO_FLAG, AT(rq.has_metadata), NULL,
+     "leave prompt, seed and settings out of the file"},
+    {"--latents", NULL, CMD_GENERATE, K_TEXT, AT(rq.latents_path), "FILE",
+     "where latents wait until the MP4 is complete"},
+    {"--save-latents", NULL, CMD_GENERATE, K_FLAG, AT(rq.keep_latents), NULL,
+     "keep the latents after success"},
+    {"--no-save-latents", NULL, CMD_GENERATE, K_NO_FLAG, AT(rq.save_latents), NULL,
+     "do not write latents at all"},
+    {"--checkpoint", NULL, CMD_GENERATE, K_TEXT, AT(rq.checkpoint_path), "FILE",
+     "of --checkpoint-every"},
+    {"--checkpoint-every", NULL, CMD_GENERATE, K_INT, AT(rq.checkpoint_every), "N",
+     "save the state of the run every N steps"},
+    {"--resume", NULL, CMD_GENERATE, K_TEXT, AT(rq.resume_path), "FILE",
+     "continue from a checkpoint, bit for bit"},
+    {"--lift-limits", NULL, ASKS, K_FLAG, AT(rq.lift_limits), NULL,
+     "accept sizes and lengths outside the released limits"},
+    {"--canvas-short-edge", NULL, ASKS, K_INT, AT(rq.canvas_short_edge), "N",
+     "with --lift-limits (768)"},
+    {"--canvas-max-pixels", NULL, ASKS, K_INT, AT(rq.canvas_max_pixels), "N",
+     "with --lift-limits (1032192)"},
+    {"--reference-short-edge", NULL, ASKS, K_INT, AT(rq.reference_short_edge), "N",
+     "with --lift-limits (2048)"},
+    {"--fps", NULL, CMD_MUX, K_REAL, AT(mux_fps), "X", "frame rate of the folder (24)"},
+    {"--tensor", NULL, CMD_DUMP, K_TEXT, AT(tensor), "NAME", "the canonical tensor to write"},
+    {"--all", NULL, CMD_DUMP, K_FLAG, AT(dump_all), NULL, "write every tensor"},
+    {"--what", NULL, CMD_BENCH, K_WORD, AT(bench.what), "all|ops|dit|encoder|vae|audio",
+     "what to time"},
+    {"--layers", NULL, CMD_BENCH, K_INT, AT(bench.layers), "N", "layers of the synthetic networks"},
+    {"--rows", NULL, CMD_BENCH, K_ROWS, 0, "A,B,...", "packed rows to time"},
+    {"--repeat", NULL, CMD_BENCH, K_INT, AT(bench.repeat), "N",
+     "repetitions; the least time counts"},
+    {"--tiny", NULL, CMD_BENCH, K_FLAG, AT(bench.is_tiny), NULL,
+     "reduced widths, to try the program"},
+    {"--json", NULL, ~0u, K_FLAG, AT(is_json), NULL, "one JSON object per event or result"},
+    {"--verbose", "-v", ~0u, K_FLAG, AT(is_verbose), NULL,
+     "operation table, every tensor, every decision"},
+    {"--quiet", "-q", ~0u, K_FLAG, AT(is_quiet), NULL, "errors only"},
+    {"--help", "-h", ~0u, K_FLAG, AT(wants_help), NULL, "this text"},
+};
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+static const struct {
+    const char *name;
+    command cmd;
+    int min_args, max_args;
+    const char *args, *help;
+} commands[] = {
+    {"generate", CMD_GENERATE, 0, 1, "[PROMPT]",
+     "prompt (and pictures, clips, sounds) to an MP4 with sound"},
+    {"plan", CMD_PLAN, 0, 1, "[PROMPT]", "everything generate would decide; needs no weights"},
+    {"decode", CMD_DECODE, 1, 1, "LATENTS", "saved latents to an MP4"},
+    {"mux", CMD_MUX, 1, 1, "FRAMES_DIR", "a folder of frames and a WAV to an MP4"},
+    {"inspect", CMD_INSPECT, 1, 1, "PATH", "what is this file or folder, and what is missing"},
+    {"tokenize", CMD_TOKENIZE, 1, 1, "TEXT", "token ids and pieces of a text"},
+    {"dump", CMD_DUMP, 1, 1, "PATH", "tensors as float32 safetensors under canonical names"},
+    {"bench", CMD_BENCH, 0, 0, "", "time operations and stages"},
+    {"version", CMD_VERSION, 0, 0, "", "print the version"},
+    {"help", CMD_HELP, 0, 1, "[COMMAND]", "this text"},
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+void args_usage(FILE *to, command cmd)
+{
+    if (cmd == CMD_NONE) {
+        fprintf(to, "h3av %s: MiniMax-H3 video with sound\n\nusage: h3av COMMAND [OPTIONS]\n\n",
+                h3_version());
+        for (int i = 0; i < N_COMMANDS; i++)
+            fprintf(to, "  %-9s %-13s %s\n", commands[i].name, commands[i].args, commands[i].help);
+        fprintf(to,
+                "\nh3av COMMAND --help lists its options. Exit status: 0 done, 2 wrong usage or "
+                "request,\n3 input/output, 4 damaged or foreign file, 5 something missing, 6 not "
+                "enough memory,\n7 not supported here, 8 device, 10 NaN, 70 internal, 130 "
+                "stopped.\n");
+        return;
+    }
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (commands[i].cmd == cmd)
+            fprintf(to, "usage: h3av %s [OPTIONS] %s\n%s\n\n", commands[i].name, commands[i].args,
+                    commands[i].help);
+    for (int i = 0; i < N_ROWS; i++) {
+        char left[96];
+        if (!(rows[i].commands & cmd)) continue;
+        snprintf(left, sizeof left, "%s%s%s%s%s", rows[i].brief ? rows[i].brief : "",
+                 rows[i].brief ? ", " : "", rows[i].name, rows[i].value ? " " : "",
+                 rows[i].value ? rows[i].value : "");
+        fprintf(to, "  %-34s %s\n", left, rows[i].help);
+    }
+}
+
+static int usage_error(const char *fmt, const char *a, const char *b)
+{
+    fprintf(stderr, "h3av: ");
+    fprintf(stderr, fmt, a, b);
+    fprintf(stderr, "\n");
+    return EXIT_USAGE;
+}
+
+static bool to_real(const char *s, double *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtod(s, &end);
+    return *s && !*end && errno == 0 && isfinite(*out);
+}
+
+static bool to_int(const char *s, long long lo, long long hi, long long *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoll(s, &end, 10);
+    return *s && !*end && errno == 0 && *out >= lo && *out <= hi;
+}
+
+static bool to_u64(const char *s, uint64_t *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoull(s, &end, 10);
+    return *s >= '0' && *s <= '9' && !*end && errno == 0;
+}
+
+/* "24G", "512M", "4096" */
+static bool to_bytes(const char *s, uint64_t *out)
+{
+    char *end;
+    double v, unit = 1;
+
+    errno = 0;
+    v = strtod(s, &end);
+    if (end == s || errno || !(v > 0)) return false;
+    if (*end == 'K' || *end == 'k') unit = 1024.0;
+    if (*end == 'M' || *end == 'm') unit = 1048576.0;
+    if (*end == 'G' || *end == 'g') unit = 1073741824.0;
+    if (unit > 1) end++;
+    if (*end == 'i') end++;
+    if (*end == 'B') end++;
+    if (*end || v * unit > 9e18) return false;
+    *out = (uint64_t)(v * unit);
+    return true;
+}
+
+static bool is_word(const char *words, const char *s)
+{
+    const size_t n = strlen(s);
+
+    for (const char *w = words; w && *w;) {
+        const char *bar = strchr(w, '|');
+        const size_t m = bar ? (size_t)(bar - w) : strlen(w);
+        if (m == n && memcmp(w, s, n) == 0) return true;
+        w = bar ? bar + 1 : NULL;
+    }
+    return false;
+}
+
+static char *own(cli *c, const char *s, size_t n)
+{
+    char *p = malloc(n + 1);
+
+    if (!p || c->n_owned == (int)(sizeof c->owned / sizeof *c->owned)) abort();
+    memcpy(p, s, n);
+    p[n] = '\0';
+    c->owned[c->n_owned++] = p;
+    return p;
+}
+
+/* FILE[,sound=yes|no|only]: only a suffix of that very form is cut off, so names with commas work.
+ */
+static int add_ref(cli *c, const char *value)
+{
+    static const struct {
+        const char *suffix;
+        h3_sound_use use;
+    } suffixes[] = {
+        {",sound=yes", H3_SOUND_YES}, {",sound=no", H3_SOUND_NO}, {",sound=only", H3_SOUND_ONLY}};
+    size_t n = strlen(value);
+    h3_input *in;
+
+    if (c->rq.n_refs == MAX_REFS) return usage_error("--ref %s: too many references%s", value, "");
+    in = &c->refs[c->rq.n_refs++];
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        const size_t m = strlen(suffixes[i].suffix);
+        if (n > m && strcmp(value + n - m, suffixes[i].suffix) == 0) {
+            in->sound = suffixes[i].use;
+            n -= m;
+            break;
+        }
+    }
+    if (n == strlen(value) && strstr(value, ",sound="))
+        return usage_error("--ref %s: expected sound=yes, sound=no or sound=only%s", value, "");
+    in->path = own(c, value, n);
+    return 0;
+}
+
+/* FILE[:STRENGTH]; a colon not followed by a number belongs to the name. */
+static int add_lora(cli *c, const char *value)
+{
+    const char *colon = strrchr(value, ':');
+    double strength = 1.0;
+    size_t n = strlen(value);
+
+    if (c->engine.n_loras == MAX_LORAS) return usage_error("--lora %s: too many%s", value, "");
+    if (colon && to_real(colon + 1, &strength)) n = (size_t)(colon - value);
+    c->loras[c->engine.n_loras++] = (h3_lora){own(c, value, n), (float)strength};
+    return 0;
+}
+
+/* Comma separated numbers, at most `max`; returns how many, or -1. */
+static int to_list(const char *s, double *out, int max)
+{
+    int n = 0;
+
+    while (n < max) {
+        char *end;
+        errno = 0;
+        out[n] = strtod(s, &end);
+        if (end == s || errno || !isfinite(out[n])) return -1;
+        n++;
+        if (!*end) return n;
+        if (*end != ',') return -1;
+        s = end + 1;
+    }
+    return -1;
+}
+
+static int set_list(cli *c, const option_row *r, const char *value)
+{
+    double list[MAX_SIGMAS];
+    const int max = r->kind == K_ROWS ? MAX_ROWS : MAX_SIGMAS;
+    const int n = to_list(value, list, max);
+
+    if (n < 1) return usage_error("%s %s: expected numbers with commas between", r->name, value);
+    for (int i = 0; i < n; i++) {
+        if (r->kind == K_ROWS) {
+            if (!(list[i] >= 1 && list[i] <= 1e7))
+                return usage_error("%s %s: rows must be 1..10000000", r->name, value);
+            c->rows[i] = (int64_t)list[i];
+        } else {
+            c->sigmas[i] = (float)list[i];
+        }
+    }
+    if (r->kind == K_ROWS) {
+        c->bench.rows = c->rows;
+        c->bench.n_rows = n;
+    } else {
+        c->rq.sigmas = c->sigmas;
+        c->rq.n_sigmas = n;
+    }
+    return 0;
+}
+
+static int set_size(cli *c, const option_row *r, const char *value)
+{
+    const char *x = strchr(value, 'x');
+    long long w, h;
+
+    if (!x || !to_int(x + 1, 1, 1 << 20, &h) ||
+        !to_int(own(c, value, (size_t)(x - value)), 1, 1 << 20, &w))
+        return usage_error("%s %s: expected WIDTHxHEIGHT, e.g. 1344x768", r->name, value);
+    c->rq.width = (int)w;
+    c->rq.height = (int)h;
+    return 0;
+}
+
+static int set_value(cli *c, const option_row *r, const char *value)
+{
+    void *at = (char *)c + r->offset;
+    long long i;
+
+    switch (r->kind) {
+    case K_FLAG:
+        *(bool *)at = true;
+        return 0;
+    case K_NO_FLAG:
+        *(bool *)at = false;
+        return 0;
+    case K_TEXT:
+        *(const char **)at = value;
+        return 0;
+    case K_WORD:
+        if (!is_word(r->value, value)) {
+            fprintf(stderr, "h3av: %s %s: expected %s\n", r->name, value, r->value);
+            return EXIT_USAGE;
+        }
+        *(const char **)at = value;
+        return 0;
+    case K_INT:
+        if (!to_int(value, 0, 2147483647, &i))
+            return usage_error("%s %s: expected a whole number from 0", r->name, value);
+        *(int *)at = (int)i;
+        return 0;
+    case K_U64:
+        if (!to_u64(value, at))
+            return usage_error("%s %s: expected a whole number below 2^64", r->name, value);
+        return 0;
+    case K_REAL:
+        if (!to_real(value, at) || *(double *)at <= 0)
+            return usage_error("%s %s: expected a number above 0", r->name, value);
+        return 0;
+    case K_BYTES:
+        if (!to_bytes(value, at))
+            return usage_error("%s %s: expected a size such as 24G or 512M", r->name, value);
+        return 0;
+    case K_SIZE:
+        return set_size(c, r, value);
+    case K_KEYFRAME:
+        ((h3_input *)at)->path = value;
+        return 0;
+    case K_REF:
+        return add_ref(c, value);
+    case K_LORA:
+        return add_lora(c, value);
+    case K_ROWS:
+    case K_SIGMAS:
+        return set_list(c, r, value);
+    }
+    return EXIT_USAGE;
+}
+
+static const option_row *find_option(const char *arg, size_t n)
+{
+    for (int i = 0; i < N_ROWS; i++)
+        if ((strlen(rows[i].name) == n && memcmp(rows[i].name, arg, n) == 0) ||
+            (rows[i].brief && strlen(rows[i].brief) == n && memcmp(rows[i].brief, arg, n) == 0))
+            return &rows[i];
+    return NULL;
+}
+
+command args_command(const char *name)
+{
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0) return commands[i].cmd;
+    return CMD_NONE;
+}
+
+static const char *command_name(command cmd)
+{
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (commands[i].cmd == cmd) return commands[i].name;
+    return "";
+}
+
+/* One option at argv[*i]; advances past its value. */
+static int parse_option(cli *c, int argc, char **argv, int *i)
+{
+    const char *arg = argv[*i], *eq = arg[1] == '-' ? strchr(arg, '=') : NULL;
+    const size_t n = eq ? (size_t)(eq - arg) : strlen(arg);
+    const option_row *r = find_option(arg, n);
+    const char *value = eq ? eq + 1 : NULL;
+
+    if (!r)
+        return usage_error("unknown option %s; h3av %s --help lists them", arg,
+                           command_name(c->cmd));
+    if (!(r->commands & (unsigned)c->cmd))
+        return usage_error("option %s does not apply to h3av %s", r->name, command_name(c->cmd));
+    if (!r->value) {
+        if (eq) return usage_error("option %s takes no value%s", r->name, "");
+        return set_value(c, r, NULL);
+    }
+    if (!value) {
+        if (*i + 1 >= argc) return usage_error("option %s needs a value: %s", r->name, r->value);
+        value = argv[++*i];
+    }
+    return set_value(c, r, value);
+}
+
+static void set_defaults(cli *c)
+{
+    memset(c, 0, sizeof *c);
+    c->engine = h3_engine_default();
+    c->rq = h3_request_default();
+    c->bench.what = "all";
+    c->bench.repeat = 3;
+}
+
+/* Pointers into *c itself are set last, when nothing moves any more. */
+static void connect(cli *c)
+{
+    for (int i = 0; i < c->rq.n_refs; i++)
+        c->refs[i].fps = c->ref_fps;
+    c->rq.refs = c->rq.n_refs ? c->refs : NULL;
+    c->rq.first = c->first.path ? &c->first : NULL;
+    c->rq.last = c->last.path ? &c->last : NULL;
+    c->engine.loras = c->engine.n_loras ? c->loras : NULL;
+    if (c->output) c->rq.out_path = c->output;
+}
+
+static int check_args(const cli *c)
+{
+    for (int i = 0; i < N_COMMANDS; i++) {
+        if (commands[i].cmd != c->cmd) continue;
+        if (c->n_args < commands[i].min_args)
+            return usage_error("h3av %s needs %s", commands[i].name, commands[i].args);
+        if (c->n_args > commands[i].max_args)
+            return usage_error("h3av %s: unexpected argument %s", commands[i].name,
+                               c->arg[commands[i].max_args]);
+    }
+    return 0;
+}
+
+int args_parse(cli *c, int argc, char **argv)
+{
+    bool only_args = false;
+    int st = 0;
+
+    set_defaults(c);
+    if (argc < 2) {
+        args_usage(stderr, CMD_NONE);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        c->cmd = CMD_HELP;
+        return 0;
+    }
+    c->cmd = strcmp(argv[1], "--version") == 0 ? CMD_VERSION : args_command(argv[1]);
+    if (c->cmd == CMD_NONE)
+        return usage_error("unknown command %s; h3av help lists them%s", argv[1], "");
+    for (int i = 2; i < argc && st == 0; i++) {
+        if (!only_args && strcmp(argv[i], "--") == 0)
+            only_args = true;
+        else if (!only_args && argv[i][0] == '-' && argv[i][1])
+            st = parse_option(c, argc, argv, &i);
+        else if (c->n_args < 2)
+            c->arg[c->n_args++] = argv[i];
+        else
+            st = usage_error("unexpected argument %s%s", argv[i], "");
+    }
+    if (st) return st;
+    connect(c);
+    return c->wants_help ? 0 : check_args(c);
+}
+
+void args_free(cli *c)
+{
+    while (c->n_owned)
+        free(c->owned[--c->n_owned]);
+}

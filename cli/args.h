@@ -1,0 +1,57 @@
+/**
+ * Command line options of h3av: one table drives parsing, --help, the man page's option list and
+ * the completeness test.
+ */
+#ifndef H3_CLI_ARGS_H
+#define H3_CLI_ARGS_H
+
+#include <h3av/h3av.h>
+#include <stdio.h>
+
+enum { MAX_REFS = 64, MAX_LORAS = 16, MAX_ROWS = 16, MAX_SIGMAS = 1024 };
+
+/** Commands as bits: an option says where it is allowed. */
+typedef enum command {
+    CMD_NONE = 0,
+    CMD_GENERATE = 1 << 0,
+    CMD_PLAN = 1 << 1,
+    CMD_INSPECT = 1 << 2,
+    CMD_TOKENIZE = 1 << 3,
+    CMD_DECODE = 1 << 4,
+    CMD_MUX = 1 << 5,
+    CMD_BENCH = 1 << 6,
+    CMD_DUMP = 1 << 7,
+    CMD_HELP = 1 << 8,
+    CMD_VERSION = 1 << 9
+} command;
+
+typedef struct cli {
+    command cmd;
+    h3_engine_opts engine;
+    h3_request rq;
+    h3_bench_opts bench;
+    h3_input first, last, refs[MAX_REFS];
+    h3_lora loras[MAX_LORAS];
+    int64_t rows[MAX_ROWS];
+    float sigmas[MAX_SIGMAS];
+    double ref_fps, mux_fps;
+    const char *prompt_file, *preset_name, *tensor, *output;
+    const char *arg[2]; ///< positional: a path, a text
+    int n_args;
+    bool is_json, is_verbose, is_quiet, wants_help, dump_all;
+    char *owned[MAX_REFS + MAX_LORAS + 8]; ///< strings cut out of arguments
+    int n_owned;
+} cli;
+
+/** Fills *c from argv. On failure prints one line to stderr and returns the exit status to use; 0
+ *  when parsing went well. */
+int args_parse(cli *c, int argc, char **argv);
+void args_free(cli *c);
+
+/** The command called `name`, or CMD_NONE. */
+command args_command(const char *name);
+
+/** Usage of one command, or (CMD_NONE) the overview. */
+void args_usage(FILE *to, command cmd);
+
+#endif

@@ -1,0 +1,293 @@
+/**
+ * h3av, the command line program. It links the library as a stranger would: only <h3av/h3av.h>.
+ */
+#include <errno.h>
+#include <h3av/h3av.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+#include "progress.h"
+
+static h3_engine *volatile running; // what Ctrl-C stops
+
+static void on_signal(int sig)
+{
+    static volatile sig_atomic_t count;
+    h3_engine *e = running;
+
+    if (e) h3_cancel(e);
+    if (!e || ++count > 2) { // nothing to stop gently, or the user insists
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+}
+
+static void catch_signals(void)
+{
+    struct sigaction sa;
+
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_signal;
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* Documented in h3av help and the man page. */
+static int exit_status(h3_status st)
+{
+    switch (st) {
+    case H3_OK:
+        return 0;
+    case H3_E_ARG:
+        return 2;
+    case H3_E_IO:
+        return 3;
+    case H3_E_FORMAT:
+    case H3_E_SHAPE:
+        return 4;
+    case H3_E_MISSING:
+        return 5;
+    case H3_E_NOMEM:
+        return 6;
+    case H3_E_UNSUPPORTED:
+        return 7;
+    case H3_E_DEVICE:
+        return 8;
+    case H3_E_NUMERIC:
+        return 10;
+    case H3_E_CANCELLED:
+        return 130;
+    case H3_E_INTERNAL:
+        return 70;
+    }
+    return 70;
+}
+
+static int failed(const cli *c, h3_status st)
+{
+    if (c->is_json) {
+        printf("{\"event\":\"error\",\"code\":\"%s\",\"text\":", h3_status_name(st));
+        json_text(h3_error());
+        printf("}\n");
+    }
+    fprintf(stderr, "h3av: %s\n", h3_error());
+    return exit_status(st);
+}
+
+/* Prints a text of the library and frees it. */
+static int print_text(const cli *c, h3_status st, char *text)
+{
+    if (st != H3_OK) return failed(c, st);
+    fputs(text, stdout);
+    if (*text && text[strlen(text) - 1] != '\n') putchar('\n');
+    h3_string_free(text);
+    if (fflush(stdout) != 0) {
+        fprintf(stderr, "h3av: standard output: %s\n", strerror(errno));
+        return 3;
+    }
+    return 0;
+}
+
+enum { MAX_PROMPT = 1 << 20 };
+
+static char *read_prompt(const char *path)
+{
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    char *text = malloc(MAX_PROMPT + 1);
+    size_t n;
+
+    if (!f || !text) {
+        fprintf(stderr, "h3av: %s: %s\n", path, strerror(errno));
+        free(text);
+        return NULL;
+    }
+    n = fread(text, 1, MAX_PROMPT, f);
+    if (f != stdin) fclose(f);
+    if (n == MAX_PROMPT) {
+        fprintf(stderr, "h3av: %s: a prompt of more than %d bytes\n", path, MAX_PROMPT);
+        free(text);
+        return NULL;
+    }
+    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r'))
+        n--;
+    text[n] = '\0';
+    return text;
+}
+
+/* The prompt may be an argument, an option or a file. */
+static int take_prompt(cli *c, char **owned)
+{
+    if ((c->n_args > 0) + (c->rq.prompt != NULL) + (c->prompt_file != NULL) > 1) {
+        fprintf(stderr, "h3av: the prompt is given twice\n");
+        return 2;
+    }
+    if (c->n_args > 0) c->rq.prompt = c->arg[0];
+    if (c->prompt_file) {
+        *owned = read_prompt(c->prompt_file);
+        if (!*owned) return 3;
+        c->rq.prompt = *owned;
+    }
+    return 0;
+}
+
+static int run_generate(cli *c)
+{
+    progress p;
+    h3_result rs;
+    h3_engine *e = NULL;
+    h3_status st;
+    char *prompt = NULL;
+    int status = take_prompt(c, &prompt);
+
+    if (status) return status;
+    progress_init(&p, c->is_json, c->is_verbose, c->is_quiet);
+    c->rq.on_event = progress_event;
+    c->rq.user = &p;
+    c->engine.has_timing = c->is_verbose;
+    if (!c->rq.out_path && !c->rq.frames_dir && !c->rq.wav_path) c->rq.out_path = "h3av.mp4";
+    st = h3_engine_open(&e, &c->engine);
+    if (st == H3_OK) {
+        running = e;
+        st = c->cmd == CMD_DECODE ? h3_decode(e, c->arg[0], &c->rq, &rs)
+                                  : h3_generate(e, &c->rq, &rs);
+        running = NULL;
+    }
+    progress_clear(&p);
+    status = st == H3_OK ? 0 : failed(c, st);
+    if (st == H3_OK)
+        progress_result(&p, &rs,
+                        c->rq.out_path     ? c->rq.out_path
+                        : c->rq.frames_dir ? c->rq.frames_dir
+                                           : c->rq.wav_path);
+    if (st == H3_OK && c->is_verbose && !c->is_json) {
+        char *json = NULL;
+        if (h3_counters_json(e, &json) == H3_OK) fprintf(stderr, "%s\n", json);
+        h3_string_free(json);
+    }
+    h3_engine_close(&e);
+    free(prompt);
+    return status;
+}
+
+static int run_plan(cli *c)
+{
+    h3_engine *e = NULL;
+    char *json = NULL, *prompt = NULL;
+    h3_status st = H3_OK;
+    int status = take_prompt(c, &prompt);
+
+    if (status) return status;
+    if (c->engine.model || c->engine.dit) st = h3_engine_open(&e, &c->engine);
+    if (st == H3_OK) st = h3_plan_json(e, &c->rq, &json);
+    status = print_text(c, st, json);
+    h3_engine_close(&e);
+    free(prompt);
+    return status;
+}
+
+static int run_bench(cli *c)
+{
+    h3_engine *e = NULL;
+    char *json = NULL;
+    h3_status st;
+    int status;
+
+    c->engine.has_timing = true;
+    st = h3_engine_open(&e, &c->engine);
+    if (st == H3_OK) {
+        running = e;
+        st = h3_bench(e, &c->bench, &json);
+        running = NULL;
+    }
+    status = print_text(c, st, json);
+    h3_engine_close(&e);
+    return status;
+}
+
+static int run_dump(cli *c)
+{
+    h3_status st;
+
+    if (!c->output || (!c->tensor && !c->dump_all)) {
+        fprintf(stderr, "h3av: dump needs --output FILE and --tensor NAME or --all\n");
+        return 2;
+    }
+    st = h3_dump(c->arg[0], c->dump_all ? NULL : c->tensor, c->engine.qkv, c->output);
+    return st == H3_OK ? 0 : failed(c, st);
+}
+
+static int run_mux(cli *c)
+{
+    h3_status st;
+
+    if (!c->rq.out_path) {
+        fprintf(stderr, "h3av: mux needs --output FILE\n");
+        return 2;
+    }
+    st = h3_mux_files(c->arg[0], c->rq.wav_path, c->mux_fps, &c->rq);
+    return st == H3_OK ? 0 : failed(c, st);
+}
+
+static int run_inspect(cli *c)
+{
+    char *text = NULL;
+    const h3_status st = h3_inspect(c->arg[0], c->is_json, c->is_verbose, &text);
+    return print_text(c, st, text);
+}
+
+static int run_tokenize(cli *c)
+{
+    char *text = NULL;
+    const h3_status st = h3_tokenize(c->engine.tokenizer, c->arg[0], &text);
+    return print_text(c, st, text);
+}
+
+static int run(cli *c)
+{
+    if (c->wants_help) {
+        args_usage(stdout, c->cmd);
+        return 0;
+    }
+    switch (c->cmd) {
+    case CMD_GENERATE:
+    case CMD_DECODE:
+        return run_generate(c);
+    case CMD_PLAN:
+        return run_plan(c);
+    case CMD_BENCH:
+        return run_bench(c);
+    case CMD_DUMP:
+        return run_dump(c);
+    case CMD_MUX:
+        return run_mux(c);
+    case CMD_INSPECT:
+        return run_inspect(c);
+    case CMD_TOKENIZE:
+        return run_tokenize(c);
+    case CMD_VERSION:
+        printf("h3av %s\n", h3_version());
+        return 0;
+    case CMD_HELP:
+    case CMD_NONE:
+        args_usage(stdout, c->n_args ? args_command(c->arg[0]) : CMD_NONE);
+        return 0;
+    }
+    return 70;
+}
+
+int main(int argc, char **argv)
+{
+    static cli c; // large
+    int status = args_parse(&c, argc, argv);
+
+    if (status == 0) {
+        catch_signals();
+        status = run(&c);
+    }
+    args_free(&c);
+    return status;
+}
