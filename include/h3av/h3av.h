@@ -81,12 +81,12 @@ H3_API void h3_cancel(h3_engine *e);
 
 /* ------------------------------------------------------------------------------------ request */
 
-typedef enum h3_media_kind {
-    H3_MEDIA_AUTO = 0,
-    H3_MEDIA_IMAGE,
-    H3_MEDIA_VIDEO,
-    H3_MEDIA_AUDIO
-} h3_media_kind;
+typedef enum h3_input_kind {
+    H3_INPUT_AUTO = 0,
+    H3_INPUT_IMAGE,
+    H3_INPUT_VIDEO,
+    H3_INPUT_AUDIO
+} h3_input_kind;
 typedef enum h3_sound_use {
     H3_SOUND_AUTO = 0,
     H3_SOUND_YES,
@@ -99,7 +99,7 @@ typedef struct h3_input {
     const char *path; ///< file, or (for clips) a folder of frames; also the name shown in messages
     const void *data; ///< bytes of a file, or NULL to read `path`
     size_t size;
-    h3_media_kind kind; ///< AUTO: by content
+    h3_input_kind kind; ///< AUTO: by content
     h3_sound_use sound; ///< clips: use their own sound track (AUTO: yes, if there is one)
     double fps;         ///< folders of frames need their rate; 0 otherwise
 } h3_input;
