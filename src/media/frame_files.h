@@ -6,8 +6,8 @@
  * complete. Reading takes every file of the folder whose name ends in a number and .png or .ppm, in
  * the order of the number.
  */
-#ifndef H3_MEDIA_FRAMES_H
-#define H3_MEDIA_FRAMES_H
+#ifndef H3_MEDIA_FRAME_FILES_H
+#define H3_MEDIA_FRAME_FILES_H
 
 #include "encode.h"
 
