@@ -31,18 +31,18 @@ typedef enum h3_task { H3_T2VA = 0, H3_FL2VA, H3_REF2VA } h3_task;
 /** "t2va", "fl2va", "ref2va". */
 const char *h3_task_name(h3_task t);
 
-typedef enum h3_media_kind { H3_MEDIA_IMAGE = 0, H3_MEDIA_VIDEO, H3_MEDIA_AUDIO } h3_media_kind;
+typedef enum h3_ref_kind { H3_REF_IMAGE = 0, H3_REF_VIDEO, H3_REF_AUDIO } h3_ref_kind;
 
 /** A reference as the media room probed it. */
-typedef struct h3_media_info {
-    h3_media_kind kind;
+typedef struct h3_ref_info {
+    h3_ref_kind kind;
     h3_size size;      ///< image, video
     int64_t n_frames;  ///< video
     double fps;        ///< video
     bool has_audio;    ///< video; an audio reference always has
     int64_t n_samples; ///< per channel
     int64_t rate;      ///< Hz
-} h3_media_info;
+} h3_ref_info;
 
 /** Limits and geometry that a fine-tune, or a reduced test, may change. */
 typedef struct h3_plan_knobs {
@@ -67,7 +67,7 @@ typedef struct h3_plan_request {
     double aspect_w, aspect_h;       ///< 0, 0: not given; with `canvas` it is refused
     int64_t n_frames;                ///< as asked
     h3_size first, last;             ///< keyframes, 0 x 0 when absent (fl2va)
-    const h3_media_info *references; ///< ref2va, in the order they are to be read
+    const h3_ref_info *references; ///< ref2va, in the order they are to be read
     int n_references;
     int n_steps; ///< grid points: n_steps - 1 forwards. Ignored with base_sigmas
     double video_shift, audio_shift;
