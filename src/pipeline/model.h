@@ -1,0 +1,30 @@
+/**
+ * Where the parts of a model are: one folder in the released or the diffusers layout, with single
+ * parts overridden. Only paths are settled here; nothing is opened but small JSON files.
+ */
+#ifndef H3_PIPELINE_MODEL_H
+#define H3_PIPELINE_MODEL_H
+
+#include "file.h"
+
+/** Paths, malloc'd; NULL where the model has no such part. */
+typedef struct h3_model {
+    char *root;    ///< as given, "builtin:" for the model inside the library
+    char *dit;     ///< for t2va and fl2va
+    char *dit_ref; ///< for ref2va
+    char *text_encoder;
+    char *video_vae, *audio_vae;
+    char *tokenizer, *processor;
+} h3_model;
+
+/** Which parts the caller names himself; NULL entries are looked for in `root`. */
+typedef struct h3_model_paths {
+    const char *root; ///< NULL: the built-in model, unless dit, text_encoder, ... are all given
+    const char *dit, *text_encoder, *video_vae, *audio_vae, *tokenizer;
+} h3_model_paths;
+
+/** H3_E_MISSING names the folder, what was looked for and what would fill it. */
+H3_NODISCARD h3_status h3_model_find(h3_model *out, const h3_model_paths *p);
+void h3_model_free(h3_model *m);
+
+#endif
