@@ -32,7 +32,7 @@ typedef struct h3_encoder_in {
     const int32_t *positions; ///< [3, S] M-RoPE positions: t, h, w
     /** [S] 1 on picture pads, 2 on clip pads, else 0. Read only when there is media; then the rows
      *  of a kind take that kind's merged rows in order, and their numbers must agree. */
-    const int32_t *mm;
+    const uint8_t *mm;
     h3_encoder_media image, video;
 } h3_encoder_in;
 
