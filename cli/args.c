@@ -318,7 +318,7 @@ static int add_lora(cli *c, const char *value)
 
     if (c->engine.n_loras == MAX_LORAS) return usage_error("--lora %s: too many%s", value, "");
     if (colon && to_real(colon + 1, &strength)) n = (size_t)(colon - value);
-    c->loras[c->engine.n_loras++] = (h3_lora){own(c, value, n), (float)strength};
+    c->loras[c->engine.n_loras++] = (h3_lora_file){own(c, value, n), (float)strength};
     return 0;
 }
 

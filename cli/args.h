@@ -31,7 +31,7 @@ typedef struct cli {
     h3_request rq;
     h3_bench_opts bench;
     h3_input first, last, refs[MAX_REFS];
-    h3_lora loras[MAX_LORAS];
+    h3_lora_file loras[MAX_LORAS];
     int64_t rows[MAX_ROWS];
     float sigmas[MAX_SIGMAS];
     double ref_fps, mux_fps;

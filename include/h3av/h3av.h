@@ -44,10 +44,10 @@ H3_API void h3_string_free(char *s);
 
 typedef struct h3_engine h3_engine;
 
-typedef struct h3_lora {
+typedef struct h3_lora_file {
     const char *path;
     float strength; ///< 1 is the file's own
-} h3_lora;
+} h3_lora_file;
 
 typedef struct h3_engine_opts {
     const char *model; ///< a folder in any published layout, or NULL for the built-in model
@@ -59,7 +59,7 @@ typedef struct h3_engine_opts {
     const char *qkv;    ///< row order of fused q/k/v: "auto", "interleaved", "stacked"
     const char *quant;  ///< "auto", "keep" or "expand" quantized weights
     int n_threads;      ///< 0: all cores this process may use
-    const h3_lora *loras;
+    const h3_lora_file *loras;
     int n_loras;
     bool is_strict_lora;            ///< unmatched LoRA keys are an error
     bool has_timing;                ///< measure every operation (slower on a GPU)
