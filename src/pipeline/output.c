@@ -1,0 +1,140 @@
+/** Outputs of a run; see output.h. */
+#include "output.h"
+
+#include <string.h>
+
+#include "file.h"
+
+static h3_mux_opt mux_options(const h3_request *rq, int width, int height, int64_t n_frames)
+{
+    h3_mux_opt opt = h3_mux_default(width, height, n_frames);
+
+    opt.codec = rq->codec;
+    opt.preset = rq->preset;
+    opt.crf = rq->crf;
+    opt.has_meta = rq->has_metadata;
+    return opt;
+}
+
+static h3_status frame_format(h3_frame_format *out, const char *word)
+{
+    *out = H3_FRAMES_PNG;
+    if (!word || strcmp(word, "png") == 0) return H3_OK;
+    *out = H3_FRAMES_PPM;
+    if (strcmp(word, "ppm") == 0) return H3_OK;
+    return h3_fail(H3_E_ARG, "frames format %s: expected png or ppm", word);
+}
+
+/* A name that can become a file: folder there and writable, no folder of that name. */
+static h3_status check_name(const char *path)
+{
+    h3_atomic a;
+
+    if (!*path || strcmp(path, "-") == 0)
+        return h3_fail(H3_E_ARG, "output %s: standard output is not supported, give a file name",
+                       *path ? path : "\"\"");
+    H3_TRY(h3_atomic_open(&a, path)); // really creates the temporary: a read-only disk shows now
+    h3_atomic_abort(&a);
+    return H3_OK;
+}
+
+h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n_frames)
+{
+    h3_frame_format format;
+
+    H3_TRY(frame_format(&format, rq->frames_format));
+    if (rq->out_path) {
+        const h3_mux_opt opt = mux_options(rq, width, height, n_frames);
+        H3_TRY(check_name(rq->out_path));
+        H3_TRY(h3_mux_check(&opt));
+    }
+    if (rq->wav_path) H3_TRY(check_name(rq->wav_path));
+    if (rq->frames_dir && h3_path_exists(rq->frames_dir) && !h3_path_is_dir(rq->frames_dir))
+        return h3_fail(H3_E_ARG, "frames folder %s: is a file", rq->frames_dir);
+    if (!rq->out_path && !rq->frames_dir && !rq->wav_path)
+        return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");
+    return H3_OK;
+}
+
+h3_status h3_output_open(h3_output *o, const h3_request *rq, int width, int height,
+                         int64_t n_frames, const h3_meta *meta, int n_meta)
+{
+    h3_frame_format format;
+
+    memset(o, 0, sizeof *o);
+    o->rq = rq;
+    o->width = width;
+    o->height = height;
+    o->n_frames = n_frames;
+    H3_TRY(frame_format(&format, rq->frames_format));
+    if (rq->out_path) {
+        h3_mux_opt opt = mux_options(rq, width, height, n_frames);
+        opt.meta = meta;
+        opt.n_meta = n_meta;
+        H3_TRY(h3_mux_open(&o->mux, rq->out_path, &opt));
+        snprintf(o->codec, sizeof o->codec, "%s", h3_mux_codec(o->mux));
+    }
+    if (rq->frames_dir) {
+        const h3_status st = h3_frames_open(&o->frames, rq->frames_dir, width, height, format);
+        if (st != H3_OK) {
+            h3_output_abort(o);
+            return st;
+        }
+    }
+    return H3_OK;
+}
+
+h3_status h3_output_sound(h3_output *o, float *pcm, int64_t n)
+{
+    o->pcm = pcm;
+    o->n_samples = n;
+    return o->mux ? h3_mux_audio(o->mux, pcm, n, n) : H3_OK;
+}
+
+h3_status h3_output_frames(h3_output *o, const uint8_t *rgb, int64_t n)
+{
+    const size_t bytes = (size_t)o->width * (size_t)o->height * 3;
+
+    for (int64_t i = 0; i < n; i++, rgb += bytes) {
+        for (size_t k = 0; k < bytes; k++) {
+            o->sum += rgb[k];
+            o->sum2 += (uint64_t)rgb[k] * rgb[k];
+        }
+        if (o->mux) H3_TRY(h3_mux_frame(o->mux, rgb));
+        if (o->frames) H3_TRY(h3_frames_write(o->frames, rgb));
+        o->n_done++;
+    }
+    return H3_OK;
+}
+
+h3_status h3_output_finish(h3_output *o)
+{
+    h3_status st = H3_OK;
+
+    if (o->n_done != o->n_frames && (o->mux || o->frames))
+        st = h3_fail(H3_E_INTERNAL, "%lld frames were decoded, %lld planned", (long long)o->n_done,
+                     (long long)o->n_frames);
+    if (st == H3_OK && o->rq->wav_path)
+        st = h3_wav_write(o->rq->wav_path, o->pcm, o->n_samples, o->n_samples, 32000);
+    if (st == H3_OK && o->mux) st = h3_mux_finish(&o->mux);
+    if (st != H3_OK) {
+        h3_output_abort(o);
+        return st;
+    }
+    h3_frames_close(&o->frames, true);
+    return H3_OK;
+}
+
+void h3_output_abort(h3_output *o)
+{
+    h3_mux_abort(&o->mux);
+    h3_frames_close(&o->frames, false);
+}
+
+bool h3_output_is_flat(const h3_output *o)
+{
+    const double n = (double)o->n_done * o->width * o->height * 3;
+    const double mean = n > 0 ? (double)o->sum / n : 0, mean2 = n > 0 ? (double)o->sum2 / n : 0;
+
+    return n > 0 && mean2 - mean * mean < 1e-3;
+}

@@ -1,0 +1,41 @@
+/**
+ * Where a finished clip goes: MP4, a folder of pictures, a WAV; any mix of them. Frames are taken
+ * as they are decoded. Nothing stays under the final names unless h3_output_finish succeeds.
+ */
+#ifndef H3_PIPELINE_OUTPUT_H
+#define H3_PIPELINE_OUTPUT_H
+
+#include <h3av/h3av.h>
+
+#include "encode.h"
+#include "frame_files.h"
+
+typedef struct h3_output {
+    const h3_request *rq;
+    int width, height;
+    int64_t n_frames, n_done;
+    h3_mux *mux;
+    h3_frames *frames;
+    float *pcm; ///< [2, n] borrowed until finish, for the WAV
+    int64_t n_samples;
+    char codec[32];
+    uint64_t sum, sum2; ///< of all bytes: is the picture black, or one flat colour?
+} h3_output;
+
+/** Names usable, encoder present, folders writable: asked before hours of work. */
+H3_NODISCARD h3_status h3_output_check(const h3_request *rq, int width, int height,
+                                       int64_t n_frames);
+
+H3_NODISCARD h3_status h3_output_open(h3_output *o, const h3_request *rq, int width, int height,
+                                      int64_t n_frames, const h3_meta *meta, int n_meta);
+/** pcm [2, n] planar f32 at 32 kHz; kept by reference until finish. */
+H3_NODISCARD h3_status h3_output_sound(h3_output *o, float *pcm, int64_t n);
+/** rgb [n, height, width, 3]. */
+H3_NODISCARD h3_status h3_output_frames(h3_output *o, const uint8_t *rgb, int64_t n);
+H3_NODISCARD h3_status h3_output_finish(h3_output *o);
+void h3_output_abort(h3_output *o);
+
+/** True when every byte of the picture was the same (black, grey): something is wrong. */
+bool h3_output_is_flat(const h3_output *o);
+
+#endif
