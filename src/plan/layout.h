@@ -43,7 +43,7 @@ typedef struct h3_layout_in {
 
 /** A run of rows of one kind, for printing and for checks. */
 typedef struct h3_segment {
-    const char *name; ///< "text", "first keyframe", "reference 2 sound", ... kinds only, static
+    const char *name; ///< static: "text", "first keyframe", "reference sound", ...
     int condition;    ///< index of the condition, -1 for text and targets
     int32_t tag;      ///< of the rows; text segments may hold vision rows
     int64_t start, n;
