@@ -1,0 +1,4 @@
+# The video autoencoder: decoder (tiles of a vision transformer) and encoder (causal 3D network).
+room(nets_video_vae DIR src/nets
+     FILES video_vae.c video_vae_dec.c video_vae_enc.c video_vae_tiles.c
+     USES weights tensor base plan LIBS PkgConfig::JANSSON)
