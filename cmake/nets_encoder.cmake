@@ -1,3 +1,7 @@
-room(nets_encoder DIR src/nets
-     FILES encoder.c encoder_config.c encoder_tables.c encoder_text.c encoder_vision.c
-     USES weights tensor base LIBS PkgConfig::JANSSON m)
+set(encoder_files encoder.c encoder_config.c encoder_tables.c encoder_text.c encoder_vision.c)
+room(nets_encoder DIR src/nets FILES ${encoder_files} USES weights tensor base
+     LIBS PkgConfig::JANSSON m)
+if(CMOCKA_FOUND)
+    unit_test(encoder FILES tests/unit/test_encoder.c USES nets_encoder weights tensor base
+              LIBS PkgConfig::JANSSON m)
+endif()

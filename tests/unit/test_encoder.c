@@ -1,0 +1,392 @@
+/**
+ * The conditioner beyond its goldens: tables at their edges, requests that must be refused, and
+ * what a run may not do (read bytes it has no use for, see later rows, depend on how rows are cut).
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "encoder.h"
+#include "encoder_tables.h"
+
+#define TINY H3_SOURCE_DIR "/tests/data/encoder/tiny"
+#define DEEP H3_SOURCE_DIR "/tests/data/encoder/deep"
+
+/* ---- tables ---- */
+
+static void test_mrope_axes(void **state)
+{
+    static const int32_t want[16] = {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0};
+    int32_t axis[64];
+
+    (void)state;
+    assert_true(h3_encoder_mrope_axes(axis, 16, (const int32_t[]){8, 4, 4}));
+    assert_memory_equal(axis, want, sizeof want);
+    assert_true(h3_encoder_mrope_axes(axis, 64, (const int32_t[]){24, 20, 20}));
+    assert_int_equal(axis[58], 1);
+    assert_int_equal(axis[59], 2);
+    for (int j = 60; j < 64; j++)
+        assert_int_equal(axis[j], 0);
+    assert_true(h3_encoder_mrope_axes(axis, 4, (const int32_t[]){4, 0, 0}));
+    assert_false(h3_encoder_mrope_axes(axis, 16, (const int32_t[]){8, 4, 3})); // does not fill
+    assert_false(
+        h3_encoder_mrope_axes(axis, 16, (const int32_t[]){4, 6, 6})); // w would pass the end
+    assert_false(h3_encoder_mrope_axes(axis, 16, (const int32_t[]){17, -1, 0}));
+    assert_false(h3_encoder_mrope_axes(axis, 16, (const int32_t[]){INT32_MAX, INT32_MAX, 18}));
+}
+
+static void test_grid_order(void **state)
+{
+    static const int32_t want[] = {0, 0, 0, 1, 1, 0, 1, 1, 0, 2, 0, 3, 1, 2, 1, 3};
+    int32_t rc[16], index[4];
+    float weight[4];
+
+    (void)state;
+    h3_encoder_grid_order(rc, 2, 4, 2);
+    assert_memory_equal(rc, want, sizeof want);
+    // the last corner sits on the last corner of the table, whatever the sizes
+    h3_encoder_grid_taps(index, weight, (const int32_t[]){99, 5}, 1, 100, 6, 48);
+    assert_int_equal(index[0], 48 * 48 - 1);
+    assert_float_equal(weight[0], 1.0f, 0.0f);
+    // one patch a side sits on the first corner
+    h3_encoder_grid_taps(index, weight, (const int32_t[]){0, 0}, 1, 1, 1, 48);
+    assert_int_equal(index[0], 0);
+    assert_float_equal(weight[0], 1.0f, 0.0f);
+}
+
+/* ---- a small conditioner ---- */
+
+typedef struct fixture {
+    h3_dev *d;
+    h3_checkpoint *ck;
+    h3_encoder *e;
+} fixture;
+
+static void open_on(fixture *f, const char *device, const char *folder, int32_t select,
+                    bool has_vision)
+{
+    const h3_encoder_opts opts = {.act = H3_F32, .select = select, .has_vision = has_vision};
+
+    memset(f, 0, sizeof *f);
+    assert_int_equal(h3_dev_open(&f->d, device, NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&f->ck, folder, H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
+    assert_int_equal(h3_encoder_open(&f->e, f->ck, f->d, &opts), H3_OK);
+}
+
+static void close_all(fixture *f)
+{
+    h3_encoder_close(&f->e);
+    h3_ckpt_close(&f->ck);
+    h3_dev_close(&f->d);
+}
+
+/* Runs into malloc'd host floats [S, C]; NULL with the status when it is refused. */
+static float *run(fixture *f, const h3_encoder_in *in, h3_status *st)
+{
+    const int64_t ne[] = {in->n_rows, h3_encoder_width(f->e)};
+    const size_t n = (size_t)(in->n_rows > 0 ? in->n_rows * ne[1] : 1);
+    float *host = malloc(n * sizeof *host);
+    size_t bytes = 0;
+    h3_tensor out = {0};
+
+    assert_non_null(host);
+    *st = h3_encoder_scratch_bytes(f->e, in, &bytes);
+    if (*st == H3_OK) *st = h3_dev_scratch(f->d, bytes);
+    if (*st == H3_OK) *st = h3_dev_alloc(f->d, &out, H3_F32, 2, ne);
+    if (*st == H3_OK) *st = h3_encoder_run(f->e, in, out);
+    if (*st == H3_OK) *st = h3_dev_download(f->d, host, out);
+    h3_dev_free(f->d, &out);
+    assert_int_equal(f->d->scratch.used, 0);
+    if (*st == H3_OK) return host;
+    free(host);
+    return NULL;
+}
+
+static int32_t *plain_positions(int64_t S)
+{
+    int32_t *p = malloc((size_t)S * 3 * sizeof *p);
+
+    assert_non_null(p);
+    for (int64_t i = 0; i < 3 * S; i++)
+        p[i] = (int32_t)(i % S);
+    return p;
+}
+
+static void test_layers(void **state)
+{
+    fixture f;
+
+    (void)state;
+    open_on(&f, "ref", TINY, 0, false); // 6 in the file
+    assert_int_equal(h3_encoder_layers(f.e), 6);
+    assert_int_equal(h3_ckpt_finish(f.ck), H3_OK);
+    close_all(&f);
+    open_on(&f, "ref", DEEP, 0, true); // 52 in the file
+    assert_int_equal(h3_encoder_layers(f.e), H3_ENCODER_SELECT);
+    assert_int_equal(h3_ckpt_finish(f.ck), H3_OK);
+    close_all(&f);
+}
+
+static void test_refusals(void **state)
+{
+    static const int32_t ids[6] = {5, 1036, 1036, 1036, 1036, 7}, bad_id[1] = {1056};
+    static const uint8_t mm[6] = {0, 1, 1, 1, 1, 0}, wrong_kind[6] = {0, 2, 2, 2, 2, 0};
+    static const int32_t grid[3] = {1, 4, 4}, odd[3] = {1, 4, 3}, none[3] = {0, 4, 4};
+    static const int32_t huge[3] = {1 << 20, 1 << 20, 1 << 20};
+    static const int32_t negative[3] = {0, -1, 0};
+    static float patches[16 * 1536];
+    int32_t *pos = plain_positions(6);
+    h3_encoder_in in = {.n_rows = 6, .ids = ids, .positions = pos, .mm = mm};
+    h3_status st;
+    fixture f;
+    float *y;
+
+    (void)state;
+    open_on(&f, "ref", TINY, 2, true);
+    in.image = (h3_encoder_media){.n = 1, .grid = grid, .patches = patches};
+    y = run(&f, &in, &st);
+    assert_non_null(y);
+    free(y);
+
+    in.mm = wrong_kind; // four clip pads, no clip, and a picture without pads
+    assert_null(run(&f, &in, &st));
+    assert_int_equal(st, H3_E_ARG);
+    in.mm = mm;
+    static const int32_t *const bad_grid[] = {odd, none, huge, negative};
+    for (size_t i = 0; i < sizeof bad_grid / sizeof *bad_grid; i++) {
+        in.image.grid = bad_grid[i];
+        assert_null(run(&f, &in, &st));
+        assert_int_equal(st, H3_E_ARG);
+    }
+    h3_encoder_in text = {.n_rows = 1, .ids = bad_id, .positions = negative + 2};
+    text.positions = (const int32_t[]){0, 0, 0};
+    assert_null(run(&f, &text, &st));
+    assert_int_equal(st, H3_E_ARG);
+    text.ids = ids;
+    text.positions = negative;
+    assert_null(run(&f, &text, &st));
+    assert_int_equal(st, H3_E_ARG);
+    text.n_rows = 0;
+    assert_null(run(&f, &text, &st));
+    assert_int_equal(st, H3_E_ARG);
+    close_all(&f);
+
+    open_on(&f, "ref", TINY, 2, false); // media for a conditioner without eyes
+    in.image.grid = grid;
+    assert_null(run(&f, &in, &st));
+    assert_int_equal(st, H3_E_ARG);
+    close_all(&f);
+    free(pos);
+}
+
+/* A stop between layers comes back as such, with the scratch given back. */
+static void test_cancel(void **state)
+{
+    static const int32_t ids[2] = {3, 4};
+    h3_cancel_flag stop = {.stop = false};
+    int32_t *pos = plain_positions(2);
+    const h3_encoder_in in = {.n_rows = 2, .ids = ids, .positions = pos};
+    h3_status st;
+    fixture f;
+
+    (void)state;
+    open_on(&f, "ref", TINY, 0, false);
+    f.d->cancel = &stop;
+    stop.stop = true;
+    assert_null(run(&f, &in, &st));
+    assert_int_equal(st, H3_E_CANCELLED);
+    close_all(&f);
+    free(pos);
+}
+
+/* Causal everywhere: another last token leaves the earlier rows as they are, bit for bit. */
+static void test_causal(void **state)
+{
+    int32_t ids[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, *pos = plain_positions(9);
+    const h3_encoder_in in = {.n_rows = 9, .ids = ids, .positions = pos};
+    h3_status st;
+    fixture f;
+    float *a, *b;
+
+    (void)state;
+    open_on(&f, "ref", TINY, 0, false);
+    const size_t row = (size_t)h3_encoder_width(f.e) * sizeof(float);
+    a = run(&f, &in, &st);
+    ids[8] = 100;
+    b = run(&f, &in, &st);
+    assert_non_null(a);
+    assert_non_null(b);
+    assert_memory_equal(a, b, 8 * row);
+    assert_memory_not_equal((char *)a + 8 * row, (char *)b + 8 * row, row);
+    free(a);
+    free(b);
+    free(pos);
+    close_all(&f);
+}
+
+/* Equal tokens: one layer gives every row the same, in whatever chunk of the feed-forward it lies.
+ */
+static void test_row_chunks(void **state)
+{
+    enum { S = 4096 + 5 };
+    int32_t *ids = calloc(S, sizeof *ids), *pos = plain_positions(S);
+    const h3_encoder_in in = {.n_rows = S, .ids = ids, .positions = pos};
+    h3_dev *probe = NULL;
+    h3_status st;
+    fixture f;
+    float *y;
+
+    (void)state;
+    if (h3_dev_open(&probe, "cpu", NULL) != H3_OK) { // minutes on the reference device
+        free(ids);
+        free(pos);
+        skip();
+    }
+    h3_dev_close(&probe);
+    open_on(&f, "cpu", DEEP, 1, false);
+    const int64_t C = h3_encoder_width(f.e);
+    y = run(&f, &in, &st);
+    assert_non_null(y);
+    for (int64_t i = 0; i < S * C; i++)
+        assert_true(fabsf(y[i] - y[i % C]) <= 1e-4f);
+    free(y);
+    free(ids);
+    free(pos);
+    close_all(&f);
+}
+
+/* ---- bytes that must not be read ---- */
+
+static bool is_needed(const char *name, int n_layers)
+{
+    int layer;
+
+    if (sscanf(name, "model.language_model.layers.%d.", &layer) == 1) return layer < n_layers;
+    return false; // embedding rows are marked one by one
+}
+
+static void mark(bool *page, size_t from, size_t to, size_t page_bytes)
+{
+    for (size_t p = from / page_bytes; p <= (to - 1) / page_bytes; p++)
+        page[p] = true;
+}
+
+/* Pages of the file that a text-only run of `n_layers` layers has a reason to read. */
+static bool *needed_pages(const char *path, int n_layers, const int32_t *ids, int n_ids,
+                          size_t page_bytes, size_t *n_pages)
+{
+    FILE *fp = fopen(path, "rb");
+    uint64_t n = 0;
+    const char *name;
+    json_t *v;
+
+    assert_non_null(fp);
+    assert_int_equal(fread(&n, 8, 1, fp), 1);
+    char *text = malloc((size_t)n);
+    assert_int_equal(fread(text, (size_t)n, 1, fp), 1);
+    fseek(fp, 0, SEEK_END);
+    *n_pages = (size_t)ftell(fp) / page_bytes; // whole pages only
+    bool *page = calloc(*n_pages + 2, sizeof *page);
+    json_t *head = json_loadb(text, (size_t)n, 0, NULL);
+    const size_t base = 8 + (size_t)n;
+
+    mark(page, 0, base, page_bytes);
+    json_object_foreach(head, name, v)
+    {
+        const json_t *off = json_object_get(v, "data_offsets");
+        const size_t a = base + (size_t)json_integer_value(json_array_get(off, 0));
+        const size_t b = base + (size_t)json_integer_value(json_array_get(off, 1));
+
+        if (is_needed(name, n_layers)) mark(page, a, b, page_bytes);
+        if (strcmp(name, "model.language_model.embed_tokens.weight") != 0) continue;
+        const size_t row =
+            2 * (size_t)json_integer_value(json_array_get(json_object_get(v, "shape"), 1));
+        for (int i = 0; i < n_ids; i++)
+            mark(page, a + (size_t)ids[i] * row, a + (size_t)(ids[i] + 1) * row, page_bytes);
+    }
+    json_decref(head);
+    free(text);
+    fclose(fp);
+    return page;
+}
+
+/* Where this process has the file mapped. */
+static unsigned char *find_map(const char *path)
+{
+    FILE *fp = fopen("/proc/self/maps", "r");
+    char line[4096];
+    unsigned char *at = NULL;
+
+    assert_non_null(fp);
+    while (!at && fgets(line, sizeof line, fp)) {
+        unsigned long long from = 0, offset = 1;
+
+        line[strcspn(line, "\n")] = '\0';
+        if (strlen(line) < strlen(path) || strcmp(line + strlen(line) - strlen(path), path) != 0)
+            continue;
+        if (sscanf(line, "%llx-%*x %*s %llx", &from, &offset) == 2 && offset == 0)
+            at = (unsigned char *)(uintptr_t)from; // NOLINT: an address from the kernel's own table
+    }
+    fclose(fp);
+    return at;
+}
+
+/* Everything else is made unreadable: a touch would end this program. */
+static void test_untouched_bytes(void **state)
+{
+    static const int32_t ids[3] = {70, 12, 900};
+    const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    const h3_encoder_opts opts = {.act = H3_F32, .select = 4};
+    char *path = realpath(TINY "/model.safetensors", NULL);
+    int32_t *pos = plain_positions(3);
+    const h3_encoder_in in = {.n_rows = 3, .ids = ids, .positions = pos};
+    size_t n_pages = 0, n_closed = 0;
+    fixture f = {0};
+    h3_status st;
+    float *y;
+
+    (void)state;
+    assert_non_null(path);
+    assert_int_equal(h3_dev_open(&f.d, "ref", NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&f.ck, TINY, H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
+    bool *page = needed_pages(path, 4, ids, 3, page_bytes, &n_pages);
+    unsigned char *map = find_map(path);
+    assert_non_null(map);
+    for (size_t p = 0; p < n_pages; p++)
+        if (!page[p]) {
+            assert_int_equal(mprotect(map + p * page_bytes, page_bytes, PROT_NONE), 0);
+            n_closed++;
+        }
+    assert_true(n_closed > n_pages / 3); // vision, two layers, lm_head, most of the embedding
+    assert_int_equal(h3_encoder_open(&f.e, f.ck, f.d, &opts), H3_OK);
+    assert_int_equal(h3_ckpt_finish(f.ck), H3_OK);
+    y = run(&f, &in, &st);
+    assert_non_null(y);
+    free(y);
+    close_all(&f);
+    free(page);
+    free(path);
+    free(pos);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mrope_axes), cmocka_unit_test(test_grid_order),
+        cmocka_unit_test(test_layers),     cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cancel),     cmocka_unit_test(test_causal),
+        cmocka_unit_test(test_row_chunks), cmocka_unit_test(test_untouched_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
