@@ -16,8 +16,6 @@
 
 #include "attention.h"
 
-enum { MLP_BAND = 8192 };
-
 /* Parameters of a modulation row [6, C] of a block, and of a row [2, C] of the final layer. */
 enum { SHIFT_ATTN, SCALE_ATTN, GATE_ATTN, SHIFT_MLP, SCALE_MLP, GATE_MLP };
 enum { SHIFT_FINAL, SCALE_FINAL };
@@ -67,7 +65,8 @@ static h3_status mlp(const stack *k, const h3_dit_block *b, h3_tensor h)
 {
     h3_dev *d = k->d;
     const h3_ops *op = d->ops;
-    const int64_t S = h.ne[0], F = k->m->dims.ffn, most = S < MLP_BAND ? S : MLP_BAND;
+    const int64_t S = h.ne[0], F = k->m->dims.ffn;
+    const int64_t most = S < k->m->mlp_band ? S : k->m->mlp_band;
     const size_t mark = h3_arena_mark(&d->scratch);
     h3_tensor both = h3_scratch_2d(d, (h3_dtype)h.dtype, most, 2 * F);
     h3_tensor act = h3_scratch_2d(d, (h3_dtype)h.dtype, most, F);

@@ -81,7 +81,8 @@ typedef struct h3_dit {
     float *inv_freq;               ///< [rope_freqs] host
     float *curve;                  ///< [n_curve, t_dim] host, or NULL: the time embedder is there
     int64_t n_curve;
-    h3_store *store; ///< group 0 patch projections, 1..L blocks, L + 1 output heads
+    int64_t mlp_band; ///< rows that the MLP takes at a time; the result does not depend on it
+    h3_store *store;  ///< group 0 patch projections, 1..L blocks, L + 1 output heads
 } h3_dit;
 
 /**
