@@ -162,7 +162,8 @@ static bool has_id(const h3_tok *t, int64_t id)
 static h3_status check_id(const char *where, h3_pull_str s, int64_t id, bool is_int)
 {
     if (!is_int)
-        return h3_fail(H3_E_FORMAT, "%s: the id of token '%s' is no integer", where, show(s).text);
+        return h3_fail(H3_E_FORMAT, "%s: the id of token '%s' is no integer that fits", where,
+                       show(s).text);
     if (id < 0 || id >= H3_TOK_MAX_IDS)
         return h3_fail(H3_E_FORMAT, "%s: token '%s' has id %lld, expected 0 to %d", where,
                        show(s).text, (long long)id, H3_TOK_MAX_IDS - 1);
@@ -344,9 +345,8 @@ static h3_status index_merges(h3_tok *t)
  * allowed: tokenizer_config.json repeats what tokenizer.json says. */
 static h3_status add_added(h3_tok *t, const char *where, h3_pull_str s, int64_t id)
 {
-    const int32_t known = h3_tok_find_n(t, s.p, s.n);
-
     if (s.n == 0) return h3_fail(H3_E_FORMAT, "%s: an added token is empty", where);
+    const int32_t known = h3_tok_find_n(t, s.p, s.n);
     if (id < 0) id = known >= 0 ? known : (int64_t)t->n_ids;
     H3_TRY(check_id(where, s, id, true));
     if (known >= 0 && known != id)
