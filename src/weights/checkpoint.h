@@ -1,11 +1,11 @@
 /**
- * An opened part of a model (DiT, text encoder, video VAE, audio VAE), whatever form it has on disk,
- * presented under canonical names and in canonical layout.
+ * An opened part of a model (DiT, text encoder, video VAE, audio VAE), whatever form it has on
+ * disk, presented under canonical names and in canonical layout.
  *
  * Canonical = the released layout: original tensor names, mlp.fc1 rows [gate; value], AdaLN rows as
- * stored. Differences of other layouts (split or fused q/k/v, swapped halves, other names, prefixes,
- * quantization companions) are resolved here and nowhere else. Binding never copies a matrix: it
- * returns slices of the mapped files.
+ * stored. Differences of other layouts (split or fused q/k/v, swapped halves, other names,
+ * prefixes, quantization companions) are resolved here and nowhere else. Binding never copies a
+ * matrix: it returns slices of the mapped files.
  *
  * A checkpoint remembers which tensors were bound; h3_ckpt_finish names those nobody asked for.
  */
@@ -31,8 +31,18 @@ typedef struct h3_checkpoint h3_checkpoint;
 
 typedef enum h3_qkv_order { H3_QKV_AUTO = 0, H3_QKV_INTERLEAVED, H3_QKV_STACKED } h3_qkv_order;
 
+typedef enum h3_nvfp4_nibble { H3_NIBBLE_AUTO = 0, H3_NVFP4_HIGH, H3_NVFP4_LOW } h3_nvfp4_nibble;
+typedef enum h3_nvfp4_scales {
+    H3_SCALES_AUTO = 0,
+    H3_NVFP4_TILED,
+    H3_NVFP4_LINEAR
+} h3_nvfp4_scales;
+
 typedef struct h3_ckpt_opts {
     h3_qkv_order qkv; ///< how fused q/k/v rows of a DiT lie; AUTO: by origin (FORMATS section 0)
+    h3_nvfp4_nibble nvfp4_nibble; ///< where the even column of an NVFP4 byte lies; AUTO: by origin
+    h3_nvfp4_scales nvfp4_scales; ///< how NVFP4 block scales lie; AUTO: by origin and count
+    const char *extra;            ///< one more file to read (an encoder's mmproj GGUF), or NULL
 } h3_ckpt_opts;
 
 /**
@@ -50,6 +60,17 @@ const char *h3_ckpt_path(const h3_checkpoint *ck);
 /** Parsed config.json beside the weights, or NULL. `which` names the file ("config.json",
  *  "source/config.json", "metadata.json"): looked up beside the folder that was opened. */
 const json_t *h3_ckpt_config(const h3_checkpoint *ck, const char *which);
+
+/** What it is, by its names. (h3_ckpt_open with H3_ROLE_UNKNOWN takes anything.) */
+h3_role h3_ckpt_role(const h3_checkpoint *ck);
+/** How fused q/k/v rows of a DiT are read, and in a few words why. `reason` may be NULL. */
+h3_qkv_order h3_ckpt_qkv(const h3_checkpoint *ck, const char **reason);
+/** What is stored, before renaming. */
+const h3_manifest *h3_ckpt_manifest(const h3_checkpoint *ck);
+/** Canonical tensors in file order: how many, and the name of number i (NULL: not one of the
+ *  model's). */
+int64_t h3_ckpt_n_tensors(const h3_checkpoint *ck);
+const char *h3_ckpt_tensor(const h3_checkpoint *ck, int64_t i);
 
 /** Shape of a canonical tensor (e.g. "blocks.0.attn.qkv_proj.weight"); false when absent. */
 bool h3_ckpt_shape(const h3_checkpoint *ck, const char *name, int *rank, int64_t ne[8]);
@@ -72,8 +93,8 @@ int64_t h3_ckpt_count(const h3_checkpoint *ck, const char *pattern);
 H3_NODISCARD h3_status h3_ckpt_matrix(h3_checkpoint *ck, h3_dev *d, h3_weight *out,
                                       const char *name, int64_t rows, int64_t cols, bool has_bias);
 
-/** Binds the tensor called exactly `name` (any rank, `n` elements) as a dense f32 vector on `d`, owned
- *  by the checkpoint. */
+/** Binds the tensor called exactly `name` (any rank, `n` elements) as a dense f32 vector on `d`,
+ * owned by the checkpoint. */
 H3_NODISCARD h3_status h3_ckpt_vector(h3_checkpoint *ck, h3_dev *d, h3_tensor *out,
                                       const char *name, int64_t n);
 
@@ -83,8 +104,13 @@ H3_NODISCARD h3_status h3_ckpt_floats(h3_checkpoint *ck, float *out, const char 
 /** Declares tensors that may be present and are not used: `pattern` with '*' for any run. */
 void h3_ckpt_ignore(h3_checkpoint *ck, const char *pattern);
 
-/** Fails with the first tensor that was neither bound nor ignored (and how many there are). */
+/** Fails with the first tensor that was neither bound nor ignored (and how many there are). Names
+ * that no MiniMax-H3 model of this role has are not errors: see h3_ckpt_strangers. */
 H3_NODISCARD h3_status h3_ckpt_finish(h3_checkpoint *ck);
+
+/** The names that no such model has, shortened ("a, b, c and 4 more"), for a warning; malloc'd,
+ * NULL when there are none. */
+char *h3_ckpt_strangers(const h3_checkpoint *ck);
 
 /* ---- spec tables: one row per tensor of a network ---- */
 

@@ -1,0 +1,9 @@
+room(weights FILES name_table.c json.c manifest.c safetensors.c gguf.c names.c encoding.c checkpoint.c
+                 bind.c store.c
+     USES tensor base LIBS PkgConfig::JANSSON)
+if(CMOCKA_FOUND)
+    unit_test(weights FILES tests/unit/test_weights.c USES weights tensor base
+              LIBS PkgConfig::JANSSON)
+    unit_test(formats FILES tests/unit/test_formats.c USES weights tensor base
+              LIBS PkgConfig::JANSSON)
+endif()
