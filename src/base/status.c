@@ -40,7 +40,7 @@ h3_status h3_fail(h3_status code, const char *fmt, ...)
 
 h3_status h3_fail_in(h3_status code, const char *fmt, ...)
 {
-    char raw[ERROR_BYTES], old[ERROR_BYTES];
+    char raw[2 * ERROR_BYTES + 2], old[ERROR_BYTES];
     va_list ap;
     int n;
 
