@@ -14,7 +14,7 @@ function(golden_program target)
 endfunction()
 
 # Which rooms a runner needs beside tensor and base.
-set(golden_rooms_plan h3_plan)
+set(golden_rooms_plan h3_plan h3_base)
 set(golden_rooms_text h3_text)
 set(golden_rooms_media h3_media)
 set(golden_rooms_dit h3_nets_dit h3_sampler h3_plan h3_weights h3_cpu)
