@@ -1,0 +1,263 @@
+/** The public API: engines, requests, results; see <h3av/h3av.h>. Work is done by the job. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "builtin.h"
+#include "job.h"
+#include "output.h"
+
+#ifdef H3_HAVE_BUILTIN
+extern const h3_builtin_file h3_builtin_table[];
+extern const size_t h3_builtin_count;
+#endif
+
+#ifndef H3_VERSION
+#define H3_VERSION "0.1.0"
+#endif
+
+static void register_builtin(void)
+{
+#ifdef H3_HAVE_BUILTIN
+    h3_builtin_register(h3_builtin_table, h3_builtin_count);
+#endif
+}
+
+const char *h3_version(void)
+{
+    return H3_VERSION;
+}
+
+void h3_string_free(char *s)
+{
+    free(s);
+}
+
+h3_engine_opts h3_engine_default(void)
+{
+    return (h3_engine_opts){.device = "cpu",
+                            .dtype = "f32",
+                            .math = "auto",
+                            .qkv = "auto",
+                            .quant = "auto",
+                            .offload = "auto"};
+}
+
+h3_request h3_request_default(void)
+{
+    return (h3_request){.seed = 42, .crf = 18, .has_metadata = true, .save_latents = true};
+}
+
+h3_defaults h3_engine_defaults(const h3_engine *e)
+{
+    if (e && e->is_builtin) return (h3_defaults){256, 256, 56, 9};
+    return (h3_defaults){0, 0, 124, 50};
+}
+
+h3_status h3_parse_qkv(h3_qkv_order *out, const char *word)
+{
+    *out = H3_QKV_AUTO;
+    if (!word || strcmp(word, "auto") == 0) return H3_OK;
+    *out = H3_QKV_INTERLEAVED;
+    if (strcmp(word, "interleaved") == 0) return H3_OK;
+    *out = H3_QKV_STACKED;
+    if (strcmp(word, "stacked") == 0) return H3_OK;
+    return h3_fail(H3_E_ARG, "qkv %s: expected auto, interleaved or stacked", word);
+}
+
+static h3_status parse_dtype(uint8_t *out, const char *word)
+{
+    *out = H3_F32;
+    if (!word || strcmp(word, "f32") == 0) return H3_OK;
+    *out = H3_BF16;
+    if (strcmp(word, "bf16") == 0) return H3_OK;
+    return h3_fail(H3_E_ARG, "dtype %s: expected f32 or bf16", word);
+}
+
+/* Header checks of every part now: a wrong file should not show after an hour of sampling. */
+static h3_status check_part(const h3_engine *e, const char *path, h3_role role)
+{
+    h3_checkpoint *ck = NULL;
+
+    if (!path) return H3_OK;
+    H3_TRY(h3_ckpt_open(&ck, path, role, &e->ckpt));
+    h3_ckpt_close(&ck);
+    return H3_OK;
+}
+
+static h3_status check_parts(const h3_engine *e)
+{
+    H3_TRY(check_part(e, e->model.dit, H3_ROLE_DIT));
+    if (!e->model.dit || !e->model.dit_ref || strcmp(e->model.dit, e->model.dit_ref) != 0)
+        H3_TRY(check_part(e, e->model.dit_ref, H3_ROLE_DIT));
+    H3_TRY(check_part(e, e->model.text_encoder, H3_ROLE_TEXT_ENCODER));
+    H3_TRY(check_part(e, e->model.video_vae, H3_ROLE_VIDEO_VAE));
+    return check_part(e, e->model.audio_vae, H3_ROLE_AUDIO_VAE);
+}
+
+h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
+{
+    const h3_model_paths paths = {opts->model, opts->dit,       opts->text_encoder,
+                                  opts->vae,   opts->audio_vae, opts->tokenizer};
+    h3_engine *e = calloc(1, sizeof *e);
+    h3_status st;
+
+    *out = NULL;
+    if (!e) return h3_fail(H3_E_NOMEM, "no memory for an engine");
+    register_builtin();
+    e->is_builtin = !opts->model || h3_is_builtin(opts->model);
+    e->has_timing = opts->has_timing;
+    const h3_dev_opts dev = {opts->n_threads, opts->math, &e->cancel};
+    if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
+    if ((st = parse_dtype(&e->act, opts->dtype)) != H3_OK) goto fail;
+    if ((st = h3_dev_open(&e->dev, opts->device ? opts->device : "cpu", &dev)) != H3_OK) goto fail;
+    e->dev->is_timing = e->has_timing;
+    if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
+    if ((st = check_parts(e)) != H3_OK) goto fail;
+    if ((st = h3_tok_open(&e->tok, e->model.tokenizer)) != H3_OK) goto fail;
+    *out = e;
+    return H3_OK;
+
+fail:
+    h3_engine_close(&e);
+    return st;
+}
+
+void h3_engine_close(h3_engine **ep)
+{
+    h3_engine *e = ep ? *ep : NULL;
+
+    if (!e) return;
+    h3_tok_free(&e->tok);
+    h3_model_free(&e->model);
+    h3_dev_close(&e->dev);
+    free(e);
+    *ep = NULL;
+}
+
+void h3_cancel(h3_engine *e)
+{
+    atomic_store_explicit(&e->cancel.stop, true, memory_order_relaxed);
+}
+
+static json_t *result_json(const h3_result *rs)
+{
+    json_t *phases = json_array();
+    char hash[24];
+
+    for (int i = 0; i < rs->n_phases; i++)
+        json_array_append_new(phases, json_pack("{s:s, s:f, s:I}", "name", rs->phase[i].name,
+                                                "seconds", rs->phase[i].seconds, "peak_rss",
+                                                (json_int_t)rs->phase[i].peak_rss));
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rs->latent_hash);
+    return json_pack("{s:i, s:i, s:i, s:I, s:i, s:i, s:I, s:f, s:f, s:I, s:I, s:I, s:s, s:s, s:o}",
+                     "width", rs->width, "height", rs->height, "frames", rs->frames, "samples",
+                     (json_int_t)rs->samples, "steps", rs->steps, "forwards", rs->n_forwards,
+                     "seed", (json_int_t)rs->seed, "seconds", rs->seconds_total, "step_seconds",
+                     rs->step_seconds, "peak_rss", (json_int_t)rs->peak_rss, "peak_device",
+                     (json_int_t)rs->peak_device, "scratch", (json_int_t)rs->scratch_bytes, "codec",
+                     rs->codec, "latents", hash, "phases", phases);
+}
+
+/* Both entry points: run, time, tell the end. */
+static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *rq, h3_result *rs,
+                         h3_status (*work)(h3_job *))
+{
+    h3_status st;
+
+    memset(rs, 0, sizeof *rs);
+    j->e = e;
+    j->rq = rq;
+    j->rs = rs;
+    j->started = h3_now();
+    atomic_store(&e->cancel.stop, false);
+    st = work(j);
+    rs->seconds_total = h3_now() - j->started;
+    rs->peak_rss = h3_peak_rss();
+    if (st == H3_OK && rq->on_event) {
+        json_t *o = result_json(rs);
+        char *text = json_dumps(o, JSON_COMPACT);
+        const h3_event ev = {
+            .kind = H3_EVENT_DONE, .text = text ? text : "{}", .progress = 1, .eta_seconds = 0};
+        rq->on_event(rq->user, &ev);
+        free(text);
+        json_decref(o);
+    }
+    h3_job_free(j);
+    return st;
+}
+
+h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs)
+{
+    h3_job *j = calloc(1, sizeof *j);
+    h3_status st;
+
+    if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
+    st = run_job(e, j, rq, rs, h3_job_run);
+    free(j);
+    return st;
+}
+
+static h3_status decode_work(h3_job *j)
+{
+    const int width = (int)j->latents.w * 16, height = (int)j->latents.h * 16;
+    const char *seed = h3_latents_meta(j->latents.meta, "seed");
+
+    if (seed) j->rs->seed = strtoull(seed, NULL, 10);
+    H3_TRY(h3_output_check(j->rq, width, height, 0));
+    return h3_job_decode(j);
+}
+
+h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_result *rs)
+{
+    h3_job *j = calloc(1, sizeof *j);
+    h3_status st;
+
+    if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
+    st = h3_latents_read(&j->latents, latents);
+    if (st == H3_OK) st = run_job(e, j, rq, rs, decode_work);
+    free(j);
+    return st;
+}
+
+h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
+{
+    h3_sources sources = {.n = 0};
+    h3_plan *plan = NULL;
+    h3_task task;
+    h3_status st;
+    json_t *o;
+
+    *json = NULL;
+    H3_TRY(h3_request_task(&task, rq));
+    H3_TRY(h3_request_check(rq, task));
+    st = h3_sources_load(&sources, rq, task, e);
+    if (st == H3_OK) st = h3_request_plan(&plan, rq, task, &sources, e);
+    if (st == H3_OK) {
+        o = h3_plan_describe(plan, &sources, rq);
+        *json = json_dumps(o, JSON_INDENT(2));
+        json_decref(o);
+        if (!*json) st = h3_fail(H3_E_NOMEM, "no memory for the plan");
+    }
+    h3_plan_free(&plan);
+    h3_sources_free(&sources);
+    return st;
+}
+
+h3_status h3_counters_json(h3_engine *e, char **json)
+{
+    json_t *o = json_object();
+
+    for (int i = 0; i < H3_OP_COUNT; i++) {
+        const h3_op_stat *s = &e->dev->stat[i];
+        if (!s->calls) continue;
+        json_object_set_new(o, h3_op_name((h3_op_id)i),
+                            json_pack("{s:I, s:I, s:f, s:f, s:f}", "calls", (json_int_t)s->calls,
+                                      "reference_calls", (json_int_t)s->ref_calls, "gflop",
+                                      s->flops * 1e-9, "gbyte", s->bytes * 1e-9, "seconds",
+                                      s->seconds));
+    }
+    *json = json_dumps(o, JSON_INDENT(2));
+    json_decref(o);
+    return *json ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the counters");
+}

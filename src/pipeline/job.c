@@ -1,0 +1,339 @@
+/**
+ * The order of the rooms: plan, text, encode, sample, decode, mux. Weights of a phase are opened
+ * when it begins and dropped when it ends, so that no two networks are in memory together.
+ */
+#include "job.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "audio_vae.h"
+#include "file.h"
+#include "output.h"
+#include "video_vae.h"
+
+/* ----------------------------------------------------------------------------------- settings */
+
+static void set_number(json_t *o, const char *key, const char *fmt, double v)
+{
+    char text[40];
+    snprintf(text, sizeof text, fmt, v);
+    json_object_set_new(o, key, json_string(text));
+}
+
+json_t *h3_job_settings(const h3_job *j)
+{
+    const h3_plan *p = j->plan;
+    json_t *o = json_object();
+    char seed[24];
+
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)p->seed);
+    json_object_set_new(o, "prompt", json_string(j->rq->prompt ? j->rq->prompt : ""));
+    json_object_set_new(o, "seed", json_string(seed));
+    json_object_set_new(o, "task", json_string(h3_task_name(p->task)));
+    json_object_set_new(o, "noise_order",
+                        json_string(p->noise_order == H3_NOISE_RESTART ? "omni" : "diffusers"));
+    set_number(o, "steps", "%.0f", (double)p->video.n_sigmas);
+    set_number(o, "width", "%.0f", (double)p->canvas.width);
+    set_number(o, "height", "%.0f", (double)p->canvas.height);
+    set_number(o, "frames", "%.0f", (double)p->n_frames);
+    set_number(o, "shift", "%.6g", j->rq->shift_video > 0 ? j->rq->shift_video : H3_VIDEO_SHIFT);
+    set_number(o, "audio_shift", "%.6g",
+               j->rq->shift_audio > 0 ? j->rq->shift_audio : H3_AUDIO_SHIFT);
+    json_object_set_new(o, "program", json_pack("s+", "h3av ", h3_version()));
+    return o;
+}
+
+/* ------------------------------------------------------------------------------------- decode */
+
+typedef struct decode_user {
+    h3_job *j;
+    h3_output *out;
+    double last;
+} decode_user;
+
+static h3_status take_frames(void *user, int64_t first, h3_tensor frames)
+{
+    decode_user *u = user;
+
+    (void)first;
+    h3_tap(u->j->e->dev, frames, "frames.%lld", (long long)first);
+    return h3_output_frames(u->out, frames.data, frames.ne[0]);
+}
+
+static void tile_done(void *user, int64_t done, int64_t total)
+{
+    decode_user *u = user;
+    const double t = h3_now();
+
+    h3_job_step(u->j, done, total, t - u->last);
+    u->last = t;
+}
+
+static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
+{
+    h3_engine *e = j->e;
+    h3_checkpoint *ck = NULL;
+    h3_audio_vae *v = NULL;
+    h3_status st;
+
+    *n = j->latents.n_audio * H3_AUDIO_HOP;
+    *pcm = malloc((size_t)(2 * *n) * sizeof(float));
+    if (!*pcm) return h3_fail(H3_E_NOMEM, "no memory for %lld samples of sound", (long long)*n);
+    st = h3_ckpt_open(&ck, e->model.audio_vae, H3_ROLE_AUDIO_VAE, &e->ckpt);
+    if (st == H3_OK) st = h3_audio_vae_open(&v, e->dev, ck, H3_AUDIO_VAE_DECODER);
+    if (st == H3_OK)
+        st = h3_audio_vae_decode(e->dev, v, j->latents.audio, j->latents.n_audio, *pcm);
+    h3_audio_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+/* Silence and a flat picture are legal, but a person wants to know. */
+static h3_status check_sound(h3_job *j, const float *pcm, int64_t n)
+{
+    float peak = 0;
+
+    for (int64_t i = 0; i < 2 * n; i++) {
+        if (!isfinite(pcm[i]))
+            return h3_fail(H3_E_NUMERIC, "sound decoder: sample %lld is NaN or infinite",
+                           (long long)i);
+        if (fabsf(pcm[i]) > peak) peak = fabsf(pcm[i]);
+    }
+    if (peak < 1e-4f)
+        h3_job_say(j, H3_EVENT_WARNING, "the sound is silent (peak %.1e)", (double)peak);
+    return H3_OK;
+}
+
+static h3_status decode_picture(h3_job *j, h3_output *out)
+{
+    const int64_t ne[4] = {H3_VIDEO_CHANNELS, j->latents.t, j->latents.h, j->latents.w};
+    h3_engine *e = j->e;
+    decode_user u = {j, out, h3_now()};
+    const h3_video_decode_opts opts = {.act = H3_F32, .progress = tile_done, .progress_user = &u};
+    h3_checkpoint *ck = NULL;
+    h3_video_vae *v = NULL;
+    size_t bytes = 0;
+    h3_status st;
+
+    st = h3_ckpt_open(&ck, e->model.video_vae, H3_ROLE_VIDEO_VAE, &e->ckpt);
+    if (st == H3_OK) st = h3_video_vae_open(&v, e->dev, ck, H3_VIDEO_VAE_DECODER);
+    if (st == H3_OK) st = h3_video_vae_decode_bytes(e->dev, v, ne[1], ne[2], ne[3], &opts, &bytes);
+    if (st == H3_OK) st = h3_dev_scratch(e->dev, bytes);
+    if (bytes > j->rs->scratch_bytes) j->rs->scratch_bytes = bytes;
+    if (st == H3_OK)
+        st = h3_video_vae_decode(e->dev, v, h3_host_tensor(j->latents.video, H3_F32, 4, ne), &opts,
+                                 take_frames, &u);
+    h3_video_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+enum { MAX_META = 32 };
+
+static int list_meta(h3_meta *out, const json_t *settings)
+{
+    const char *key;
+    json_t *v;
+    int n = 0;
+
+    json_object_foreach((json_t *)(uintptr_t)settings, key, v)
+    {
+        if (n < MAX_META && json_string_value(v)) out[n++] = (h3_meta){key, json_string_value(v)};
+    }
+    return n;
+}
+
+h3_status h3_job_decode(h3_job *j)
+{
+    const int width = (int)j->latents.w * 16, height = (int)j->latents.h * 16;
+    h3_meta meta[MAX_META];
+    h3_output out;
+    h3_decode_clips clips;
+    float *pcm = NULL;
+    int64_t n = 0;
+    h3_status st;
+
+    H3_TRY(h3_decode_clips_init(&clips, j->latents.t, H3_CLIP_RULE));
+    h3_job_phase(j, "sound", 0.75, 0.8);
+    st = decode_sound(j, &pcm, &n);
+    if (st == H3_OK) st = check_sound(j, pcm, n);
+    if (st != H3_OK) goto done;
+    h3_tap(j->e->dev, h3_tensor_2d(pcm, H3_F32, 2, n), "audio");
+    h3_job_phase_end(j);
+    h3_job_phase(j, "decode", 0.8, 1.0);
+    st = h3_output_open(&out, j->rq, width, height, clips.n_frames, meta,
+                        list_meta(meta, j->latents.meta));
+    if (st != H3_OK) goto done;
+    st = h3_output_sound(&out, pcm, n);
+    if (st == H3_OK && (j->rq->out_path || j->rq->frames_dir)) st = decode_picture(j, &out);
+    if (st == H3_OK) h3_job_phase_end(j);
+    if (st == H3_OK) h3_job_phase(j, "mux", 1.0, 1.0);
+    if (st == H3_OK)
+        st = h3_output_finish(&out);
+    else
+        h3_output_abort(&out);
+    if (st != H3_OK) goto done;
+    h3_job_phase_end(j);
+    if (h3_output_is_flat(&out))
+        h3_job_say(j, H3_EVENT_WARNING, "the picture is one flat colour throughout");
+    snprintf(j->rs->codec, sizeof j->rs->codec, "%s", out.codec);
+    j->rs->width = width;
+    j->rs->height = height;
+    j->rs->frames = (int)clips.n_frames;
+    j->rs->samples = n;
+
+done:
+    free(pcm);
+    return st;
+}
+
+/* ---------------------------------------------------------------------------------- the phases */
+
+static h3_status prepare_inputs(h3_job *j)
+{
+    h3_fit_mode mode;
+
+    H3_TRY(h3_parse_fit(&mode, j->rq->fit));
+    for (int i = 0; i < j->plan->n_conditions; i++) {
+        const h3_condition *c = &j->plan->conditions[i];
+        const int at = j->task == H3_REF2VA ? c->source : i;
+        H3_TRY(h3_prepare_source(&j->prepared[i], &j->sources.list[at], c, mode));
+    }
+    return H3_OK;
+}
+
+static void tell_plan(h3_job *j)
+{
+    const h3_plan *p = j->plan;
+    json_t *o = h3_plan_describe(p, &j->sources, j->rq);
+    char *text = json_dumps(o, JSON_COMPACT);
+
+    if (text && j->rq->on_event) {
+        const h3_event ev = {.kind = H3_EVENT_PLAN, .text = text, .eta_seconds = -1};
+        j->rq->on_event(j->rq->user, &ev);
+    }
+    free(text);
+    json_decref(o);
+    h3_job_say(j, H3_EVENT_INFO,
+               "%s: %lldx%lld, %lld frames (%.3f s), %lld samples of sound, %d sigma points = %d "
+               "forwards, "
+               "seed %llu",
+               h3_task_name(p->task), (long long)p->canvas.width, (long long)p->canvas.height,
+               (long long)p->n_frames, p->seconds, (long long)p->n_samples, p->video.n_sigmas,
+               p->n_forwards, (unsigned long long)p->seed);
+    for (int i = 0; i < p->n_warnings; i++)
+        h3_job_say(j, H3_EVENT_WARNING, "%s", p->warnings[i].text);
+}
+
+/* "<output>.latents" beside the output, unless the caller names it. */
+static char *beside_output(const h3_request *rq, const char *given, const char *suffix)
+{
+    const char *base = rq->out_path ? rq->out_path : rq->frames_dir ? rq->frames_dir : rq->wav_path;
+    size_t n;
+
+    if (given) return h3_strdupf("%s", given);
+    n = strlen(base);
+    while (n > 1 && base[n - 1] == '/')
+        n--;
+    return h3_strdupf("%.*s%s", (int)n, base, suffix);
+}
+
+static h3_status save_latents(h3_job *j)
+{
+    if (!j->rq->save_latents) return H3_OK;
+    H3_TRY(h3_latents_write(j->latents_path, &j->latents));
+    return H3_OK;
+}
+
+/* Latents outlive a failure after sampling, and the sentence says how to go on. */
+static h3_status explain_latents(const h3_job *j, h3_status st)
+{
+    char text[512];
+
+    if (!j->rq->save_latents) return st;
+    snprintf(text, sizeof text, "%s", h3_error());
+    return h3_fail(st, "%s (the latents are kept: h3av decode %s -o FILE finishes the run)", text,
+                   j->latents_path);
+}
+
+static h3_status load_inputs(h3_job *j)
+{
+    if (j->sources.n == 0) H3_TRY(h3_sources_load(&j->sources, j->rq, j->task, j->e));
+    H3_TRY(h3_request_plan(&j->plan, j->rq, j->task, &j->sources, j->e));
+    tell_plan(j);
+    if (j->task == H3_REF2VA && !j->e->model.dit_ref)
+        return h3_fail(
+            H3_E_MISSING,
+            "%s: has no Ref2VA transformer, which references need; give its path with --dit",
+            j->e->model.root);
+    if (j->task != H3_REF2VA && !j->e->model.dit)
+        return h3_fail(H3_E_MISSING,
+                       "%s: has no FL2VA transformer, which %s needs; give its path with --dit",
+                       j->e->model.root, h3_task_name(j->task));
+    return prepare_inputs(j);
+}
+
+h3_status h3_job_run(h3_job *j)
+{
+    h3_status st;
+
+    H3_TRY(h3_request_task(&j->task, j->rq));
+    H3_TRY(h3_request_check(j->rq, j->task));
+    j->latents_path = beside_output(j->rq, j->rq->latents_path, ".latents");
+    j->checkpoint_path = beside_output(j->rq, j->rq->checkpoint_path, ".checkpoint");
+    h3_job_phase(j, "load", 0, 0.02);
+    H3_TRY(load_inputs(j));
+    H3_TRY(h3_output_check(j->rq, (int)j->plan->canvas.width, (int)j->plan->canvas.height,
+                           j->plan->n_frames));
+    h3_job_phase_end(j);
+    h3_job_phase(j, "text", 0.02, 0.06);
+    H3_TRY(h3_job_text(j));
+    h3_job_phase_end(j);
+    if (j->plan->n_conditions > 0) {
+        h3_job_phase(j, "encode", 0.06, 0.1);
+        H3_TRY(h3_job_encode(j));
+        h3_job_phase_end(j);
+    }
+    h3_job_phase(j, "sample", 0.1, 0.75);
+    H3_TRY(h3_job_noise(j));
+    H3_TRY(h3_job_sample(j));
+    h3_job_phase_end(j);
+    j->rs->latent_hash =
+        h3_fnv(H3_FNV, j->latents.video,
+               (size_t)(24 * j->latents.t * j->latents.h * j->latents.w) * sizeof(float));
+    j->rs->latent_hash = h3_fnv(j->rs->latent_hash, j->latents.audio,
+                                (size_t)(64 * j->latents.n_audio) * sizeof(float));
+    H3_TRY(save_latents(j));
+    if (j->rq->checkpoint_every > 0) unlink(j->checkpoint_path);
+    st = h3_job_decode(j);
+    if (st != H3_OK) return explain_latents(j, st);
+    if (j->rq->save_latents && !j->rq->keep_latents) unlink(j->latents_path);
+    j->rs->steps = j->plan->video.n_sigmas;
+    j->rs->n_forwards = j->plan->n_forwards - j->first_step;
+    j->rs->seed = j->plan->seed;
+    return H3_OK;
+}
+
+void h3_job_free(h3_job *j)
+{
+    h3_sources_free(&j->sources);
+    for (int i = 0; i < H3_MAX_CONDITIONS; i++) {
+        h3_prepared_free(&j->prepared[i]);
+        free(j->condition[i]);
+        free(j->sound_rows[i]);
+    }
+    h3_plan_free(&j->plan);
+    h3_layout_free(&j->layout);
+    h3_prompt_free(&j->prompt);
+    free(j->embeds.data);
+    free(j->video_rows);
+    free(j->audio_rows);
+    h3_latents_free(&j->latents);
+    free(j->latents_path);
+    free(j->checkpoint_path);
+    memset(j, 0, sizeof *j);
+}

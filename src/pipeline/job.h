@@ -1,0 +1,74 @@
+/**
+ * One request while it runs: what each phase made, and how the caller hears of it. The order of the
+ * phases is h3_job_run's and nobody else's.
+ */
+#ifndef H3_PIPELINE_JOB_H
+#define H3_PIPELINE_JOB_H
+
+#include "engine.h"
+#include "latents.h"
+#include "prepare.h"
+#include "request.h"
+#include "sampler.h"
+
+typedef struct h3_job {
+    h3_engine *e;
+    const h3_request *rq;
+    h3_result *rs;
+    /* what phases hand on, in this order */
+    h3_task task;
+    h3_sources sources;
+    h3_plan *plan;
+    h3_prepared prepared[H3_MAX_CONDITIONS];
+    h3_prompt prompt;
+    h3_layout *layout;
+    h3_tensor embeds;                     ///< [n_text, text_dim] host, f32 or bf16
+    float *condition[H3_MAX_CONDITIONS];  ///< [24, t, h, w] normalised, before noising
+    float *sound_rows[H3_MAX_CONDITIONS]; ///< [2 n_audio, 32]
+    float *video_rows, *audio_rows;       ///< what step 0 sees
+    h3_latents latents;
+    char *latents_path; ///< where they were saved, NULL when not
+    char *checkpoint_path;
+    uint64_t fingerprint; ///< of everything that decides the rows
+    int first_step;
+    /* progress */
+    const char *phase;
+    double phase_start, phase_from, phase_to; ///< share of the whole run
+    double started;
+} h3_job;
+
+/** Runs all phases of j->rq on j->e. j->sources may be filled by the caller (tests); then nothing
+ * is loaded from files. */
+H3_NODISCARD h3_status h3_job_run(h3_job *j);
+/** Decodes j->latents to the outputs of j->rq. */
+H3_NODISCARD h3_status h3_job_decode(h3_job *j);
+void h3_job_free(h3_job *j);
+
+/* ---- phases, each a door with its own golden (job_text.c, job_encode.c, job_sample.c) ---- */
+
+h3_status h3_job_text(h3_job *j);
+h3_status h3_job_encode(h3_job *j);
+h3_status h3_job_noise(h3_job *j);
+h3_status h3_job_sample(h3_job *j);
+
+/* ---- reporting (job_events.c) ---- */
+
+void h3_job_phase(h3_job *j, const char *name, double from, double to);
+void h3_job_phase_end(h3_job *j);
+void h3_job_step(h3_job *j, int64_t step, int64_t steps, double seconds);
+void h3_job_say(h3_job *j, h3_event_kind kind, const char *fmt, ...) H3_PRINTF(3, 4);
+double h3_now(void);
+/** Highest resident set of this process so far, bytes. */
+uint64_t h3_peak_rss(void);
+
+/** FNV-1a 64 over bytes, continued from `h` (start with H3_FNV). */
+uint64_t h3_fnv(uint64_t h, const void *p, size_t n);
+#define H3_FNV 0xcbf29ce484222325u
+
+/** Settings of the run as an object of strings: file metadata, latents, checkpoints. */
+json_t *h3_job_settings(const h3_job *j);
+
+/** Everything the plan decided, as JSON (plan_json.c). */
+json_t *h3_plan_describe(const h3_plan *p, const h3_sources *s, const h3_request *rq);
+
+#endif

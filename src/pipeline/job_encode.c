@@ -1,0 +1,97 @@
+/** The encode phase: prepared conditions become clean latents; see job.h. */
+#include <stdlib.h>
+
+#include "audio_vae.h"
+#include "job.h"
+#include "rng.h"
+#include "size.h"
+#include "video_vae.h"
+
+enum {
+    POSTERIOR_SEED = 42
+}; // the reference's, anew for every condition whatever the request's seed
+
+static h3_status encode_pixels(h3_job *j, h3_video_vae *v, int i)
+{
+    const h3_condition *c = &j->plan->conditions[i];
+    const h3_prepared *p = &j->prepared[i];
+    const int64_t n = c->shape.kind == H3_COND_VIDEO ? c->n_encoded : 1;
+    const int64_t cells = c->shape.t * c->shape.h * c->shape.w;
+    const size_t bytes = (size_t)(cells * H3_VIDEO_CHANNELS) * sizeof(float);
+    float *logvar = malloc(bytes), *noise = malloc(bytes);
+    h3_status st = H3_OK;
+    h3_rng rng;
+
+    j->condition[i] = malloc(bytes);
+    if (!logvar || !noise || !j->condition[i]) {
+        st = h3_fail(H3_E_NOMEM, "no memory for the latents of condition %d", i + 1);
+        goto done;
+    }
+    const int64_t ne[4] = {n, p->h, p->w, 3};
+    st = h3_video_vae_encode(j->e->dev, v, h3_host_tensor(p->rgb, H3_U8, 4, ne), NULL,
+                             j->condition[i], logvar);
+    if (st != H3_OK) goto done;
+    h3_rng_seed(&rng, POSTERIOR_SEED);
+    h3_rng_normal(&rng, noise, cells * H3_VIDEO_CHANNELS);
+    h3_video_vae_condition(v, j->condition[i], logvar, noise, cells);
+
+done:
+    free(logvar);
+    free(noise);
+    return st;
+}
+
+static h3_status encode_all_pixels(h3_job *j)
+{
+    h3_engine *e = j->e;
+    h3_checkpoint *ck = NULL;
+    h3_video_vae *v = NULL;
+    h3_status st;
+
+    st = h3_ckpt_open(&ck, e->model.video_vae, H3_ROLE_VIDEO_VAE, &e->ckpt);
+    if (st == H3_OK) st = h3_video_vae_open(&v, e->dev, ck, H3_VIDEO_VAE_ENCODER);
+    for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
+        if (j->plan->conditions[i].shape.kind != H3_COND_AUDIO) st = encode_pixels(j, v, i);
+        if (st == H3_OK) h3_job_step(j, i + 1, j->plan->n_conditions, 0);
+    }
+    h3_video_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+static h3_status encode_all_sound(h3_job *j)
+{
+    h3_engine *e = j->e;
+    h3_checkpoint *ck = NULL;
+    h3_audio_vae *v = NULL;
+    h3_status st;
+
+    st = h3_ckpt_open(&ck, e->model.audio_vae, H3_ROLE_AUDIO_VAE, &e->ckpt);
+    if (st == H3_OK) st = h3_audio_vae_open(&v, e->dev, ck, H3_AUDIO_VAE_ENCODER);
+    for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
+        const h3_prepared *p = &j->prepared[i];
+        const int64_t n = j->plan->conditions[i].shape.n_audio;
+        if (n == 0) continue;
+        j->sound_rows[i] = malloc((size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+        if (!j->sound_rows[i])
+            st = h3_fail(H3_E_NOMEM, "no memory for the sound of condition %d", i + 1);
+        else
+            st = h3_audio_vae_encode(e->dev, v, p->pcm, p->n_samples, j->sound_rows[i], n);
+    }
+    h3_audio_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+h3_status h3_job_encode(h3_job *j)
+{
+    bool has_pixels = false, has_sound = false;
+
+    for (int i = 0; i < j->plan->n_conditions; i++) {
+        has_pixels = has_pixels || j->plan->conditions[i].shape.kind != H3_COND_AUDIO;
+        has_sound = has_sound || j->plan->conditions[i].shape.n_audio > 0;
+    }
+    if (has_pixels) H3_TRY(encode_all_pixels(j));
+    if (has_sound) H3_TRY(encode_all_sound(j));
+    return H3_OK;
+}

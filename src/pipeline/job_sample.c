@@ -1,0 +1,277 @@
+/** The sample phase: noise, packing, the loop with its checkpoints, latents; see job.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "job.h"
+#include "manifest.h"
+#include "pack.h"
+
+/* -------------------------------------------------------------------------------------- noise */
+
+/* The caller's own noise: video [1, 24, T, h, w] or [24, T, h, w], audio [2, 32, n]. */
+static h3_status read_noise(const h3_manifest *m, const char *path, const char *name, float *out,
+                            int64_t n)
+{
+    const h3_entry *e = h3_manifest_find(m, name);
+
+    if (!e) return h3_fail(H3_E_MISSING, "%s: no tensor %s (expected video and audio)", path, name);
+    if (e->dtype != H3_F32 || e->bytes != (size_t)n * sizeof(float))
+        return h3_fail(
+            H3_E_SHAPE, "%s: tensor %s has %zu bytes of %s, this request needs %lld F32 numbers",
+            path, name, e->bytes,
+            e->dtype < H3_DTYPE_COUNT ? h3_dtype_name((h3_dtype)e->dtype) : "a ggml type",
+            (long long)n);
+    memcpy(out, e->data, e->bytes);
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(out[i]))
+            return h3_fail(H3_E_NUMERIC, "%s: tensor %s holds NaN or infinity", path, name);
+    return H3_OK;
+}
+
+static h3_status inject_noise(const h3_job *j, float *video, float *audio_rows)
+{
+    const h3_plan *p = j->plan;
+    const int64_t na = p->n_audio, nv = H3_VIDEO_CHANNELS * p->latent.t * p->latent.h * p->latent.w;
+    float *audio = malloc((size_t)(2 * H3_AUDIO_LATENT_CHANNELS * na) * sizeof(float));
+    h3_manifest *m = NULL;
+    h3_status st;
+
+    if (!audio) return h3_fail(H3_E_NOMEM, "no memory for the noise of %s", j->rq->noise_path);
+    st = h3_manifest_open(&m, j->rq->noise_path);
+    if (st == H3_OK) st = read_noise(m, j->rq->noise_path, "video", video, nv);
+    if (st == H3_OK)
+        st = read_noise(m, j->rq->noise_path, "audio", audio, 2 * H3_AUDIO_LATENT_CHANNELS * na);
+    if (st == H3_OK) h3_audio_to_rows(audio_rows, audio, 2, H3_AUDIO_LATENT_CHANNELS, na);
+    h3_manifest_close(&m);
+    free(audio);
+    return st;
+}
+
+typedef struct noise_set {
+    float *condition[H3_MAX_CONDITIONS]; // visual ones only, in packed order
+    float *video, *audio_rows;
+    h3_pack_visual visual[H3_MAX_CONDITIONS];
+    h3_pack_sound sound[H3_MAX_CONDITIONS];
+    int n_visual, n_sound;
+} noise_set;
+
+static void noise_free(noise_set *s)
+{
+    for (int i = 0; i < s->n_visual; i++)
+        free(s->condition[i]);
+    free(s->video);
+    free(s->audio_rows);
+}
+
+static h3_status noise_alloc(noise_set *s, const h3_job *j)
+{
+    const h3_plan *p = j->plan;
+
+    memset(s, 0, sizeof *s);
+    for (int i = 0; i < p->n_conditions; i++) {
+        const h3_condition_shape *c = &p->conditions[i].shape;
+        if (c->n_audio > 0)
+            s->sound[s->n_sound++] = (h3_pack_sound){j->sound_rows[i], 2 * c->n_audio};
+        if (c->kind == H3_COND_AUDIO) continue;
+        s->visual[s->n_visual] = (h3_pack_visual){{c->t, c->h, c->w}, j->condition[i], NULL};
+        s->condition[s->n_visual] =
+            malloc((size_t)(H3_VIDEO_CHANNELS * c->t * c->h * c->w) * sizeof(float));
+        if (!s->condition[s->n_visual]) goto nomem;
+        s->visual[s->n_visual].noise = s->condition[s->n_visual];
+        s->n_visual++;
+    }
+    s->video = malloc((size_t)(H3_VIDEO_CHANNELS * p->latent.t * p->latent.h * p->latent.w) *
+                      sizeof(float));
+    s->audio_rows = malloc((size_t)(2 * p->n_audio * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    if (s->video && s->audio_rows) return H3_OK;
+
+nomem:
+    return h3_fail(H3_E_NOMEM, "no memory for the noise of the request");
+}
+
+h3_status h3_job_noise(h3_job *j)
+{
+    const h3_layout *l = j->layout;
+    const bool is_injected = j->rq->noise_path != NULL;
+    noise_set s;
+    h3_status st;
+
+    st = noise_alloc(&s, j);
+    j->video_rows =
+        malloc((size_t)(l->n_video * H3_VIDEO_CHANNELS * H3_PATCH * H3_PATCH) * sizeof(float));
+    j->audio_rows = malloc((size_t)(l->n_audio * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    if (st == H3_OK && (!j->video_rows || !j->audio_rows))
+        st = h3_fail(H3_E_NOMEM, "no memory for the packed rows");
+    if (st != H3_OK) goto done;
+    h3_plan_noise(j->plan, s.condition, is_injected ? NULL : s.video,
+                  is_injected ? NULL : s.audio_rows);
+    if (is_injected && (st = inject_noise(j, s.video, s.audio_rows)) != H3_OK) goto done;
+    st = h3_pack_video(j->video_rows, s.visual, s.n_visual, s.video, j->plan->latent,
+                       H3_VIDEO_CHANNELS);
+    if (st == H3_OK)
+        h3_pack_audio(j->audio_rows, s.sound, s.n_sound, s.audio_rows, 2 * j->plan->n_audio,
+                      H3_AUDIO_LATENT_CHANNELS);
+
+done:
+    noise_free(&s);
+    return st;
+}
+
+/* -------------------------------------------------------------------------------- checkpoints */
+
+/* Everything that decides the rows but the weights themselves, which are named by path. */
+static uint64_t fingerprint(const h3_job *j)
+{
+    const h3_layout *l = j->layout;
+    const char *dit = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
+    uint64_t h = H3_FNV;
+
+    h = h3_fnv(h, dit, strlen(dit));
+    h = h3_fnv(h, j->embeds.data,
+               (size_t)h3_numel(j->embeds) * h3_dtype_bytes((h3_dtype)j->embeds.dtype));
+    h = h3_fnv(h, j->video_rows, (size_t)(l->n_video * H3_VIDEO_CHANNELS * 4) * sizeof(float));
+    h = h3_fnv(h, j->audio_rows, (size_t)(l->n_audio * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    h = h3_fnv(h, l->positions, (size_t)l->n_rows * 3 * sizeof(double));
+    h = h3_fnv(h, j->plan->video.sigmas, (size_t)j->plan->video.n_sigmas * sizeof(float));
+    h = h3_fnv(h, j->plan->audio.sigmas, (size_t)j->plan->audio.n_sigmas * sizeof(float));
+    return h3_fnv(h, &j->e->act, 1);
+}
+
+static h3_status resume(h3_job *j)
+{
+    const char *path = j->rq->resume_path;
+    const h3_layout *l = j->layout;
+    const int64_t nv = l->n_video - l->n_condition_video, na = l->n_audio - l->n_condition_audio;
+    h3_checkpoint_file c;
+    const char *print;
+    char mine[24];
+    h3_status st = H3_OK;
+
+    H3_TRY(h3_checkpoint_read(&c, path));
+    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)j->fingerprint);
+    print = h3_latents_meta(c.meta, "fingerprint");
+    if (!print || strcmp(print, mine) != 0)
+        st = h3_fail(
+            H3_E_ARG,
+            "%s: was saved by another request: prompt, seed, sizes, schedule, inputs, model and "
+            "dtype must all be the same to continue",
+            path);
+    else if (c.n_video != nv || c.n_audio != na || c.video_cols != H3_VIDEO_CHANNELS * 4 ||
+             c.audio_cols != H3_AUDIO_LATENT_CHANNELS || c.step > j->plan->n_forwards)
+        st =
+            h3_fail(H3_E_SHAPE,
+                    "%s: holds %lld video and %lld audio rows at step %lld, expected %lld and %lld",
+                    path, (long long)c.n_video, (long long)c.n_audio, (long long)c.step,
+                    (long long)nv, (long long)na);
+    if (st == H3_OK) {
+        memcpy(j->video_rows + l->n_condition_video * c.video_cols, c.video_rows,
+               (size_t)(nv * c.video_cols) * sizeof(float));
+        memcpy(j->audio_rows + l->n_condition_audio * c.audio_cols, c.audio_rows,
+               (size_t)(na * c.audio_cols) * sizeof(float));
+        j->first_step = (int)c.step;
+        h3_job_say(j, H3_EVENT_INFO, "continuing %s after step %d of %d", path, j->first_step,
+                   j->plan->n_forwards);
+    }
+    h3_checkpoint_free(&c);
+    return st;
+}
+
+static h3_status save_checkpoint(h3_job *j, const h3_sampler_step *s)
+{
+    h3_checkpoint_file c = {.step = s->step + 1,
+                            .n_video = s->video.ne[0],
+                            .video_cols = s->video.ne[1],
+                            .n_audio = s->audio.ne[0],
+                            .audio_cols = s->audio.ne[1]};
+    char print[24];
+    h3_status st;
+
+    c.video_rows = malloc((size_t)h3_numel(s->video) * sizeof(float));
+    c.audio_rows = malloc((size_t)h3_numel(s->audio) * sizeof(float));
+    c.meta = h3_job_settings(j);
+    snprintf(print, sizeof print, "%016llx", (unsigned long long)j->fingerprint);
+    json_object_set_new(c.meta, "fingerprint", json_string(print));
+    if (!c.video_rows || !c.audio_rows)
+        st = h3_fail(H3_E_NOMEM, "no memory for a checkpoint");
+    else if ((st = h3_dev_download(s->dev, c.video_rows, s->video)) == H3_OK &&
+             (st = h3_dev_download(s->dev, c.audio_rows, s->audio)) == H3_OK)
+        st = h3_checkpoint_write(j->checkpoint_path, &c);
+    h3_checkpoint_free(&c);
+    return st;
+}
+
+static h3_status after_step(void *user, const h3_sampler_step *s)
+{
+    h3_job *j = user;
+    const int done = s->step + 1, every = j->rq->checkpoint_every;
+
+    j->rs->step_seconds = s->seconds;
+    h3_job_step(j, done, s->n_steps, s->seconds);
+    if (every > 0 && done < s->n_steps && done % every == 0) return save_checkpoint(j, s);
+    return H3_OK;
+}
+
+/* ----------------------------------------------------------------------------------- the loop */
+
+static h3_status rows_to_latents(h3_job *j, const float *video_rows, const float *audio_rows)
+{
+    const h3_plan *p = j->plan;
+    h3_latents *l = &j->latents;
+
+    *l = (h3_latents){.t = p->latent.t, .h = p->latent.h, .w = p->latent.w, .n_audio = p->n_audio};
+    l->video = malloc((size_t)(H3_VIDEO_CHANNELS * l->t * l->h * l->w) * sizeof(float));
+    l->audio = malloc((size_t)(2 * H3_AUDIO_LATENT_CHANNELS * l->n_audio) * sizeof(float));
+    l->meta = h3_job_settings(j);
+    if (!l->video || !l->audio) return h3_fail(H3_E_NOMEM, "no memory for the latents");
+    h3_unpatchify(l->video, video_rows, H3_VIDEO_CHANNELS, l->t, l->h, l->w);
+    h3_audio_from_rows(l->audio, audio_rows, 2, H3_AUDIO_LATENT_CHANNELS, l->n_audio);
+    return H3_OK;
+}
+
+static h3_status run_loop(h3_job *j, const h3_dit *m, float *video_out, float *audio_out)
+{
+    const h3_sampler_in in = {.layout = j->layout,
+                              .video = &j->plan->video,
+                              .audio = &j->plan->audio,
+                              .prompt_embeds = j->embeds,
+                              .act = j->e->act,
+                              .video_rows = j->video_rows,
+                              .audio_rows = j->audio_rows,
+                              .first_step = j->first_step,
+                              .after_step = after_step,
+                              .user = j};
+    h3_status st = h3_sampler_run(video_out, audio_out, m, &in);
+
+    if (j->e->dev->scratch.peak > j->rs->scratch_bytes)
+        j->rs->scratch_bytes = j->e->dev->scratch.peak;
+    return st;
+}
+
+h3_status h3_job_sample(h3_job *j)
+{
+    const h3_layout *l = j->layout;
+    const int64_t nv = (l->n_video - l->n_condition_video) * H3_VIDEO_CHANNELS * 4;
+    const int64_t na = (l->n_audio - l->n_condition_audio) * H3_AUDIO_LATENT_CHANNELS;
+    const char *path = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
+    float *video_out = malloc((size_t)nv * sizeof(float)),
+          *audio_out = malloc((size_t)na * sizeof(float));
+    h3_checkpoint *ck = NULL;
+    h3_dit *m = NULL;
+    h3_status st = H3_OK;
+
+    if (!video_out || !audio_out) st = h3_fail(H3_E_NOMEM, "no memory for the generated rows");
+    if (st == H3_OK) {
+        j->fingerprint = fingerprint(j);
+        if (j->rq->resume_path) st = resume(j);
+    }
+    if (st == H3_OK) st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, &j->e->ckpt);
+    if (st == H3_OK) st = h3_dit_open(&m, ck, j->e->dev);
+    if (st == H3_OK) st = run_loop(j, m, video_out, audio_out);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    if (st == H3_OK) st = rows_to_latents(j, video_out, audio_out);
+    free(video_out);
+    free(audio_out);
+    return st;
+}

@@ -1,0 +1,114 @@
+/** The text phase: presentation, token ids, conditioner; see job.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "job.h"
+
+static h3_prompt_task prompt_task(h3_task t)
+{
+    return t == H3_T2VA ? H3_PROMPT_T2VA : t == H3_FL2VA ? H3_PROMPT_FL2VA : H3_PROMPT_REF2VA;
+}
+
+/* A tokenizer of another model family would give ids that mean something else: compare the markers
+ * it knows with what the encoder's configuration says. */
+static h3_status check_markers(const h3_job *j, const h3_checkpoint *ck)
+{
+    const json_t *config = h3_ckpt_config(ck, "config.json");
+    const h3_prompt_markers *m = &j->prompt.markers;
+    const struct {
+        const char *key;
+        int32_t id;
+    } pairs[] = {{"vision_start_token_id", m->vision_start},
+                 {"vision_end_token_id", m->vision_end},
+                 {"image_token_id", m->image_pad},
+                 {"video_token_id", m->video_pad}};
+
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const json_t *v = json_object_get(config, pairs[i].key);
+        if (json_is_integer(v) && pairs[i].id >= 0 && json_integer_value(v) != pairs[i].id)
+            return h3_fail(H3_E_FORMAT,
+                           "%s: %s is %lld, but the tokenizer %s has id %d there: they do not "
+                           "belong together",
+                           h3_ckpt_path(ck), pairs[i].key, (long long)json_integer_value(v),
+                           j->e->model.tokenizer, pairs[i].id);
+    }
+    return H3_OK;
+}
+
+static h3_status run_encoder(h3_job *j, const h3_vision *v)
+{
+    h3_engine *e = j->e;
+    const bool has_vision = j->prompt.n_images + j->prompt.n_videos > 0;
+    const h3_encoder_opts opts = {.act = (h3_dtype)e->act, .has_vision = has_vision};
+    const h3_encoder_in in = {
+        .n_rows = j->prompt.n_rows,
+        .ids = j->prompt.ids,
+        .positions = j->prompt.position_ids,
+        .mm = j->prompt.mm_types,
+        .image = {j->prompt.n_images, (const int32_t *)j->prompt.image_grids, v->image_patches},
+        .video = {j->prompt.n_videos, (const int32_t *)j->prompt.video_grids, v->video_patches},
+    };
+    h3_checkpoint *ck = NULL;
+    h3_encoder *enc = NULL;
+    h3_tensor out = {0};
+    size_t bytes = 0;
+    h3_status st;
+
+    st = h3_ckpt_open(&ck, e->model.text_encoder, H3_ROLE_TEXT_ENCODER, &e->ckpt);
+    if (st == H3_OK) st = check_markers(j, ck);
+    if (st == H3_OK) st = h3_encoder_open(&enc, ck, e->dev, &opts);
+    if (st == H3_OK) st = h3_encoder_scratch_bytes(enc, &in, &bytes);
+    if (st == H3_OK) st = h3_dev_scratch(e->dev, bytes);
+    if (bytes > j->rs->scratch_bytes) j->rs->scratch_bytes = bytes;
+    if (st != H3_OK) goto done;
+    const int64_t ne[2] = {in.n_rows, h3_encoder_width(enc)};
+    if ((st = h3_dev_alloc(e->dev, &out, opts.act, 2, ne)) != H3_OK) goto done;
+    if ((st = h3_encoder_run(enc, &in, out)) != H3_OK) goto done;
+    void *host = malloc((size_t)(ne[0] * ne[1]) * h3_dtype_bytes(opts.act));
+    st = host ? h3_dev_download(e->dev, host, out)
+              : h3_fail(H3_E_NOMEM, "no memory for prompt embeddings");
+    j->embeds = h3_tensor_2d(host, opts.act, ne[0], ne[1]);
+    h3_tap(e->dev, out, "prompt_embeds");
+
+done:
+    h3_dev_free(e->dev, &out);
+    h3_encoder_close(&enc);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+/* The packed sequence wants the tags as int32. */
+static h3_status lay_out(h3_job *j)
+{
+    const int64_t n = j->prompt.n_rows;
+    int32_t *tags = malloc((size_t)(n + 1) * sizeof *tags);
+    h3_status st;
+
+    if (!tags) return h3_fail(H3_E_NOMEM, "no memory for %lld text rows", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        tags[i] = j->prompt.tags[i];
+    st = h3_plan_layout(&j->layout, j->plan, tags, n);
+    free(tags);
+    return st;
+}
+
+h3_status h3_job_text(h3_job *j)
+{
+    const char *text = j->rq->prompt ? j->rq->prompt : "";
+    h3_vision v;
+    h3_status st;
+
+    H3_TRY(h3_vision_create(&v, j->e->model.processor, j->plan, j->prepared));
+    const h3_prompt_in in = {.task = prompt_task(j->task),
+                             .text = text,
+                             .n_bytes = strlen(text),
+                             .refs = v.refs,
+                             .n_refs = v.n_refs,
+                             .merge_size = v.image.merge,
+                             .temporal_patch = v.video.temporal_patch};
+    st = h3_prompt_build(&j->prompt, j->e->tok, &in);
+    if (st == H3_OK) st = lay_out(j);
+    if (st == H3_OK) st = run_encoder(j, &v);
+    h3_vision_free(&v);
+    return st;
+}
