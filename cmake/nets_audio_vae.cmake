@@ -1,0 +1,3 @@
+# The audio autoencoder: latents to 32 kHz samples and back.
+room(nets_audio_vae DIR src/nets FILES audio_vae.c audio_vae_dec.c audio_vae_enc.c
+     USES weights tensor base plan LIBS PkgConfig::JANSSON m)
