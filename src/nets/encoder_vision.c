@@ -478,8 +478,8 @@ static h3_status merge_rows(const h3_encoder_vision *v, h3_dev *d, const h3_enco
     const size_t mark = h3_arena_mark(&d->scratch);
     h3_tensor h = h3_scratch_2d(d, act, rows, wide);
     h3_tensor f = h3_scratch_2d(d, act, rows, wide);
-    const int64_t C =
-        m->norm_g.ne[0]; // W: every patch by itself; M W: the four of a block together
+    // W: every patch by itself; M W: the patches of a block together
+    const int64_t C = m->norm_g.ne[0];
 
     H3_TRY(h3_scratch_check(d, "vision merger"));
     H3_TRY(op->layer_norm(d, h3_view_2d(h, rows * wide / C, C), h3_view_2d(x, rows * wide / C, C),
