@@ -1,0 +1,249 @@
+/**
+ * Attention in one pass (online softmax; Milakov & Gimelshein 2018, Dao et al. 2022): a task is a
+ * block of queries of one head; keys and values come in blocks that are widened into cache once and
+ * serve every query of the task.
+ *
+ * Lanes are queries: scores come out as P [keys][queries], so the maximum, the exponential and the
+ * sum of a query run down one lane, and P is at once the packed right side of the second product
+ * O [D][queries] += V^T P. Nothing is ever reduced across lanes or transposed but q and the result.
+ */
+#include <assert.h>
+#include <omp.h>
+
+#include "product.h"
+#include "size.h"
+
+enum {
+    BQ = 4,      ///< panels of NR queries per task
+    BK = 8 * 14, ///< keys per block: a multiple of MR on AVX-512
+    PIECE = KC   ///< head channels per tile
+};
+
+typedef struct job {
+    h3_tensor o, q, k, v;
+    float scale;
+    bool causal;
+    int64_t D, ldv; // ldv: row stride of the widened value block
+} job;
+
+/* Per-thread memory, in floats; D4 = D padded to lanes. */
+typedef struct room {
+    float *q;         // [BQ][D][NR] scaled queries
+    float *o;         // [BQ][D][NR] unnormalised result
+    float *top, *sum; // [BQ][NR]
+    float *p;         // [BK][NR] scores, then probabilities of one panel
+    float *k;         // [pieces][BK][LDA]
+    float *v;         // [BK][ldv]
+} room;
+
+static int64_t pieces(int64_t D)
+{
+    return h3_ceil_div(D, PIECE);
+}
+
+static size_t room_floats(const job *j)
+{
+    return (size_t)(2 * BQ * j->D * NR + 2 * BQ * NR + BK * NR + pieces(j->D) * BK * LDA +
+                    BK * j->ldv);
+}
+
+static room room_at(const job *j, float *at)
+{
+    room m = {.q = at};
+    m.o = m.q + BQ * j->D * NR;
+    m.top = m.o + BQ * j->D * NR;
+    m.sum = m.top + BQ * NR;
+    m.p = m.sum + BQ * NR;
+    m.k = m.p + BK * NR;
+    m.v = m.k + pieces(j->D) * BK * LDA;
+    return m;
+}
+
+/* n numbers of row `at`, widened. */
+static void widen(h3_tensor t, int64_t at, int64_t n, float *dst)
+{
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL)
+        v_store(dst + i, v_get(t.data, t.dtype, at + i));
+    for (; i < n; i++)
+        dst[i] = h3_num_load(t.data, t.dtype, at + i);
+}
+
+/* Queries [i0, i0 + n) of head h, scaled, as lanes: dst [D][NR]. */
+static void pack_queries(const job *j, int64_t h, int64_t i0, int64_t n, float *dst)
+{
+    for (int64_t c0 = 0; c0 < NR; c0 += VL)
+        for (int64_t c = 0; c < j->D; c += VL) {
+            vf r[VL];
+            const int lanes = (int)(j->D - c < VL ? j->D - c : VL);
+            for (int i = 0; i < VL; i++) { // queries past the end repeat the last one
+                const int64_t row = i0 + (c0 + i < n ? c0 + i : n - 1);
+                const int64_t at = row * j->q.st[0] + h * j->q.st[1] + c;
+                r[i] = (lanes == VL ? v_get(j->q.data, j->q.dtype, at)
+                                    : v_get_n(j->q.data, j->q.dtype, at, lanes)) *
+                       j->scale;
+            }
+            v_transpose(r);
+            for (int i = 0; i < lanes; i++)
+                v_store(dst + (c + i) * NR + c0, r[i]);
+        }
+}
+
+static void store_queries(const job *j, int64_t h, int64_t i0, int64_t n, const float *o,
+                          const float *sum)
+{
+    for (int64_t c0 = 0; c0 < n; c0 += VL) {
+        const vf inv = 1.0f / v_load(sum + c0);
+        for (int64_t c = 0; c < j->D; c += VL) {
+            vf r[VL];
+            const int lanes = (int)(j->D - c < VL ? j->D - c : VL);
+            for (int i = 0; i < VL; i++)
+                r[i] = i < lanes ? v_load(o + (c + i) * NR + c0) * inv : v_set(0);
+            v_transpose(r);
+            for (int i = 0; i < VL && c0 + i < n; i++) {
+                const int64_t at = (i0 + c0 + i) * j->o.st[0] + h * j->o.st[1] + c;
+                if (lanes == VL)
+                    v_put(j->o.data, j->o.dtype, at, r[i]);
+                else
+                    v_put_n(j->o.data, j->o.dtype, at, r[i], lanes);
+            }
+        }
+    }
+}
+
+/* p [nk][NR] = K Q over all pieces of D. */
+static void scores(const job *j, const room *m, const float *q, int64_t nk, bool half)
+{
+    for (int64_t c = 0; c < j->D; c += PIECE) {
+        const int64_t kc = j->D - c < PIECE ? j->D - c : PIECE;
+        const float *k = m->k + c / PIECE * BK * LDA;
+        const int64_t n_groups = h3_ceil_div(nk, MR);
+        for (int64_t g = 0, i = 0; g < n_groups; g++) {
+            const int64_t n = (nk - i + n_groups - g - 1) / (n_groups - g);
+            ISA(h3_cpu_tile_rows)((int)n, kc, k + i * LDA, q + c * NR, m->p + i * NR, c > 0, half);
+            i += n;
+        }
+    }
+}
+
+/* Keys after the query do not count: lane l is query i0 + l, row r is key k0 + r. */
+static void mask(float *p, int64_t nk, int64_t k0, int64_t i0)
+{
+    for (int64_t r = 0; r < nk; r++)
+        for (int64_t l = 0; l < NR && i0 + l < k0 + r; l++)
+            p[r * NR + l] = -INFINITY;
+}
+
+/* Scores to probabilities against the running maximum; rescales sum and o when it moved. */
+static void soften(const job *j, float *p, int64_t nk, float *top, float *sum, float *o, bool first,
+                   bool half)
+{
+    for (int64_t c = 0; c < (half ? VL : NR); c += VL) {
+        const vf old = v_load(top + c);
+        vf now = old, s = v_set(0);
+        for (int64_t r = 0; r < nk; r++)
+            now = v_max(v_load(p + r * NR + c), now);
+        for (int64_t r = 0; r < nk; r++) {
+            const vf e = v_exp(v_load(p + r * NR + c) - now);
+            v_store(p + r * NR + c, e);
+            s += e;
+        }
+        v_store(top + c, now);
+        if (first) {
+            v_store(sum + c, s);
+            continue;
+        }
+        const vf keep = v_exp(old - now);
+        v_store(sum + c, v_fma(v_load(sum + c), keep, s));
+        for (int64_t i = 0; i < j->D; i++)
+            v_store(o + i * NR + c, v_load(o + i * NR + c) * keep);
+    }
+}
+
+/* o [D][NR] (+)= V^T P. */
+static void weigh(const job *j, const room *m, float *o, int64_t nk, bool first, bool half)
+{
+    const int64_t n_groups = h3_ceil_div(j->D, MR);
+
+    for (int64_t g = 0, i = 0; g < n_groups; g++) {
+        const int64_t n = (j->D - i + n_groups - g - 1) / (n_groups - g);
+        ISA(h3_cpu_tile_cols)((int)n, nk, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
+        i += n;
+    }
+}
+
+/* Queries [i0, i0 + n) of head h against keys from `begin` up to `end` (or up to the query). */
+static void task(const job *j, const room *m, int64_t h, int64_t i0, int64_t n, int64_t begin,
+                 int64_t end)
+{
+    const int64_t hk = h / (j->q.ne[1] / j->k.ne[1]);
+
+    for (int64_t c = 0; c < n; c += NR)
+        pack_queries(j, h, i0 + c, n - c < NR ? n - c : NR, m->q + c * j->D);
+    for (int64_t i = 0; i < BQ * NR; i++)
+        m->top[i] = -INFINITY;
+    if (j->causal) end = i0 + n;
+    for (int64_t k0 = begin; k0 < end; k0 += BK) {
+        const int64_t nk = end - k0 < BK ? end - k0 : BK;
+        for (int64_t r = 0; r < nk; r++) {
+            for (int64_t c = 0; c < j->D; c += PIECE)
+                widen(j->k, (k0 + r) * j->k.st[0] + hk * j->k.st[1] + c,
+                      j->D - c < PIECE ? j->D - c : PIECE, m->k + (c / PIECE * BK + r) * LDA);
+            widen(j->v, (k0 + r) * j->v.st[0] + hk * j->v.st[1], j->D, m->v + r * j->ldv);
+        }
+        for (int64_t c = 0; c < n; c += NR) {
+            const bool half = n - c <= VL;
+            /* The first block of a causal task holds keys of every query, so no sum stays empty;
+             * later ones may lie wholly after a panel. */
+            if (j->causal && k0 > i0 + c + NR - 1) continue;
+            float *o = m->o + c * j->D;
+            scores(j, m, m->q + c * j->D, nk, half);
+            if (j->causal && k0 + nk > i0 + c) mask(m->p, nk, k0, i0 + c);
+            soften(j, m->p, nk, m->top + c, m->sum + c, o, k0 == begin, half);
+            weigh(j, m, o, nk, k0 == begin, half);
+        }
+    }
+    for (int64_t c = 0; c < n; c += NR)
+        store_queries(j, h, i0 + c, n - c < NR ? n - c : NR, m->o + c * j->D, m->sum + c);
+}
+
+/* Tasks of all segments counted so far, to find the segment of a task. */
+static int64_t blocks_of(const int32_t *cu, int g)
+{
+    return h3_ceil_div(cu[g + 1] - cu[g], BQ * NR);
+}
+
+static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_tensor v,
+                           float scale, const int32_t *cu, int n_segments, bool causal)
+{
+    const int64_t H = q.ne[1];
+    job j = {.o = o, .q = q, .k = k, .v = v, .scale = scale, .causal = causal, .D = q.ne[2]};
+    int64_t blocks = 0;
+    void *work = NULL;
+
+    assert(q.rank == 3 && k.rank == 3 && q.ne[1] % k.ne[1] == 0);
+    assert(cu[0] == 0 && cu[n_segments] == q.ne[0]);
+    j.ldv = (int64_t)h3_align_up((size_t)j.D, VL) + VL;
+    for (int g = 0; g < n_segments; g++)
+        blocks += blocks_of(cu, g);
+    const size_t per_thread = h3_align_up(room_floats(&j) * sizeof(float), 64);
+    H3_TRY(h3_cpu_work(d, per_thread * (size_t)d->n_threads, &work));
+
+#pragma omp parallel for schedule(dynamic, 1) num_threads(d->n_threads)
+    for (int64_t t = 0; t < H * blocks; t++) {
+        const room m = room_at(
+            &j, (float *)((unsigned char *)work + per_thread * (size_t)omp_get_thread_num()));
+        int64_t b = t % blocks;
+        int g = 0;
+        for (; b >= blocks_of(cu, g); g++)
+            b -= blocks_of(cu, g);
+        const int64_t i0 = cu[g] + b * BQ * NR, left = cu[g + 1] - i0;
+        task(&j, &m, t / blocks, i0, left < BQ * NR ? left : BQ * NR, cu[g], cu[g + 1]);
+    }
+    return H3_OK;
+}
+
+void ISA(h3_cpu_fill_attention)(h3_ops *op)
+{
+    op->attention = attention;
+}

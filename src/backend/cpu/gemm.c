@@ -1,0 +1,247 @@
+/**
+ * gemm and embed. Three ways:
+ *   - a few rows of x (modulation, time embeddings): each weight row is read once, straight from
+ * its file, against all rows of x in cache: bound by memory, nothing is packed;
+ *   - otherwise the tiled product of product.c, with x transposed into panels once and weights
+ * widened tile by tile;
+ *   - math = int8 or bf16: gemm_low.c, tried first.
+ */
+#include <assert.h>
+#include <omp.h>
+
+#include "decode.h"
+#include "product.h"
+#include "size.h"
+
+typedef struct gemm_ctx {
+    h3_tensor x, y;
+    const h3_weight *w;
+    h3_act act;
+} gemm_ctx;
+
+static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                 void *rows)
+{
+    const gemm_ctx *g = ctx;
+    ISA(h3_cpu_fill_weight)(g->w, n0, n, k0, kc, dst, rows);
+}
+
+/* Rows of x become lanes: VL x VL blocks transposed in registers, the rest one by one. */
+static void pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
+{
+    const h3_tensor x = ((const gemm_ctx *)ctx)->x;
+    const int64_t whole = kc / VL * VL;
+
+    for (int64_t j0 = 0; j0 < NR; j0 += VL) {
+        int64_t at[VL];
+        for (int64_t j = 0; j < VL; j++) // lanes past the end repeat the last row
+            at[j] = h3_row_offset(&x, m0 + (j0 + j < m ? j0 + j : m - 1)) + k0;
+        if (j0 >= m) break;
+        for (int64_t k = 0; k < whole; k += VL) {
+            vf r[VL];
+#pragma GCC unroll 16
+            for (int j = 0; j < VL; j++)
+                r[j] = v_get(x.data, x.dtype, at[j] + k);
+            v_transpose(r);
+#pragma GCC unroll 16
+            for (int j = 0; j < VL; j++)
+                v_store(dst + (k + j) * NR + j0, r[j]);
+        }
+        for (int64_t k = whole; k < kc; k++)
+            for (int64_t j = 0; j < VL; j++)
+                dst[k * NR + j0 + j] = h3_num_load(x.data, x.dtype, at[j] + k);
+    }
+}
+
+INLINE vf v_act(vf v, h3_act act)
+{
+    switch (act) {
+    case H3_ACT_SILU:
+        return v_silu(v);
+    case H3_ACT_GELU_TANH:
+        return v_gelu_tanh(v);
+    case H3_ACT_GELU_ERF:
+        return v_gelu_erf(v);
+    case H3_ACT_NONE:
+        break;
+    }
+    return v;
+}
+
+/* Bias, rounding, activation and rounding of VL columns (or n < VL) of one row of y. */
+INLINE void finish(const gemm_ctx *g, int64_t row_at, int64_t n0, vf v, int n)
+{
+    if (!h3_is_null(g->w->bias)) {
+        const float *b = (const float *)g->w->bias.data + n0;
+        v += n == VL ? v_load(b) : v_get_n(b, H3_F32, 0, n);
+    }
+    if (g->act != H3_ACT_NONE) v = v_act(v_round(g->y.dtype, v), g->act);
+    if (n == VL)
+        v_put(g->y.data, g->y.dtype, row_at + n0, v);
+    else
+        v_put_n(g->y.data, g->y.dtype, row_at + n0, v, n);
+}
+
+static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c)
+{
+    const gemm_ctx *g = ctx;
+
+    for (int64_t i = 0; i < n; i += VL) {
+        const int take = (int)(n - i < VL ? n - i : VL);
+        for (int64_t j0 = 0; j0 < m; j0 += VL) {
+            vf r[VL];
+#pragma GCC unroll 16
+            for (int k = 0; k < VL; k++)
+                r[k] = k < take ? v_load(c + (i + k) * NR + j0) : v_set(0);
+            v_transpose(r);
+            for (int64_t j = 0; j < VL && j0 + j < m; j++)
+                finish(g, h3_row_offset(&g->y, m0 + j0 + j), n0 + i, r[j], take);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- few rows */
+
+enum { FEW = 8, AT_ONCE = 4 }; ///< rows of x handled without packing; sums kept in registers
+
+/* sums[s] = w . x[s] for up to AT_ONCE rows of x, K numbers each; w of encoding F32 or BF16. */
+INLINE void dots(const int rows, uint8_t dtype, const void *w, const float *x, int64_t K,
+                 float *sums)
+{
+    vf acc[AT_ONCE][2];
+    int64_t k = 0;
+
+#pragma GCC unroll 4
+    for (int s = 0; s < rows; s++)
+        acc[s][0] = acc[s][1] = v_set(0);
+    for (; k + 2 * VL <= K; k += 2 * VL) {
+        const vf a = v_get(w, dtype, k), b = v_get(w, dtype, k + VL);
+#pragma GCC unroll 4
+        for (int s = 0; s < rows; s++) {
+            acc[s][0] = v_fma(a, v_load(x + s * K + k), acc[s][0]);
+            acc[s][1] = v_fma(b, v_load(x + s * K + k + VL), acc[s][1]);
+        }
+    }
+    for (; k < K; k += VL) {
+        const int n = (int)(K - k < VL ? K - k : VL);
+        const vf a = v_get_n(w, dtype, k, n);
+        for (int s = 0; s < rows; s++)
+            acc[s][0] = v_fma(a, v_get_n(x + s * K, H3_F32, k, n), acc[s][0]);
+    }
+    for (int s = 0; s < rows; s++)
+        sums[s] = v_sum(acc[s][0] + acc[s][1]);
+}
+
+static void dots_of(int rows, uint8_t dtype, const void *w, const float *x, int64_t K, float *sums)
+{
+    const bool f32 = dtype == H3_F32;
+    switch (rows) {
+    case 1:
+        f32 ? dots(1, H3_F32, w, x, K, sums) : dots(1, H3_BF16, w, x, K, sums);
+        break;
+    case 2:
+        f32 ? dots(2, H3_F32, w, x, K, sums) : dots(2, H3_BF16, w, x, K, sums);
+        break;
+    case 3:
+        f32 ? dots(3, H3_F32, w, x, K, sums) : dots(3, H3_BF16, w, x, K, sums);
+        break;
+    default:
+        f32 ? dots(4, H3_F32, w, x, K, sums) : dots(4, H3_BF16, w, x, K, sums);
+        break;
+    }
+}
+
+/* Where row n of w can be multiplied in place; NULL when it must be decoded first. */
+static const void *row_in_place(const h3_weight *w, int64_t n, uint8_t *dtype)
+{
+    int i = 0;
+    if (w->n_lora) return NULL;
+    for (; n >= w->part[i].rows; i++)
+        n -= w->part[i].rows;
+    const h3_weight_part *p = &w->part[i];
+    if (!h3_part_is_plain(p) || p->encoding == H3_ENC_F16) return NULL;
+    *dtype = p->encoding == H3_ENC_F32 ? H3_F32 : H3_BF16;
+    return (const uint8_t *)p->data + (size_t)n * p->row_bytes;
+}
+
+static h3_status few_rows(h3_dev *d, const gemm_ctx *g)
+{
+    const int64_t S = h3_n_rows(g->x), K = g->w->cols, N = g->w->rows;
+    const size_t x_bytes = h3_align_up((size_t)(S * K) * sizeof(float), 64);
+    const size_t row_bytes = h3_align_up((size_t)K * sizeof(float), 64);
+    void *work = NULL;
+
+    H3_TRY(h3_cpu_work(d, x_bytes + row_bytes * (size_t)d->n_threads, &work));
+    float *x = work;
+    for (int64_t s = 0; s < S; s++)
+        for (int64_t k = 0, at = h3_row_offset(&g->x, s); k < K; k++)
+            x[s * K + k] = h3_num_load(g->x.data, g->x.dtype, at + k);
+#pragma omp parallel for schedule(static) num_threads(d->n_threads)
+    for (int64_t b = 0; b < h3_ceil_div(N, VL); b++) { // VL columns of y: whole vectors to finish
+        float *row =
+            (float *)((unsigned char *)work + x_bytes + row_bytes * (size_t)omp_get_thread_num());
+        const int n = (int)(N - b * VL < VL ? N - b * VL : VL);
+        float sums[FEW][VL] = {{0}};
+        for (int i = 0; i < n; i++) {
+            uint8_t dtype = H3_F32;
+            const void *w = row_in_place(g->w, b * VL + i, &dtype);
+            if (!w) {
+                h3_weight_rows(g->w, b * VL + i, 1, row);
+                w = row;
+            }
+            for (int64_t s = 0; s < S; s += AT_ONCE) {
+                float t[AT_ONCE];
+                const int rows = (int)(S - s < AT_ONCE ? S - s : AT_ONCE);
+                dots_of(rows, dtype, w, x + s * K, K, t);
+                for (int j = 0; j < rows; j++)
+                    sums[s + j][i] = t[j];
+            }
+        }
+        for (int64_t s = 0; s < S; s++)
+            finish(g, h3_row_offset(&g->y, s), b * VL, v_load(sums[s]), n);
+    }
+    return H3_OK;
+}
+
+static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h3_act act)
+{
+    const gemm_ctx g = {.x = x, .y = y, .w = w, .act = act};
+
+    assert(x.ne[x.rank - 1] == w->cols && y.ne[y.rank - 1] == w->rows);
+    if (h3_n_rows(x) <= FEW) return few_rows(d, &g);
+    const h3_product p = {.n = w->rows,
+                          .m = h3_n_rows(x),
+                          .k = w->cols,
+                          .share = true,
+                          .ctx = &g,
+                          .row_scratch = ISA(h3_cpu_fill_scratch)(w),
+                          .fill = fill,
+                          .pack = pack,
+                          .store = store};
+    return ISA(h3_cpu_product)(d, &p);
+}
+
+static h3_status embed(h3_dev *d, h3_tensor y, const h3_weight *w, h3_tensor ids)
+{
+    const int64_t C = w->cols;
+    const size_t row_bytes = h3_align_up((size_t)C * sizeof(float), 64);
+    void *work = NULL;
+
+    H3_TRY(h3_cpu_work(d, row_bytes * (size_t)d->n_threads, &work));
+#pragma omp parallel for schedule(static) num_threads(d->n_threads)
+    for (int64_t i = 0; i < h3_numel(ids); i++) {
+        float *row = (float *)((unsigned char *)work + row_bytes * (size_t)omp_get_thread_num());
+        const int64_t at = h3_row_offset(&y, i);
+        assert(((const int32_t *)ids.data)[i] >= 0 && ((const int32_t *)ids.data)[i] < w->rows);
+        h3_weight_rows(w, ((const int32_t *)ids.data)[i], 1, row);
+        for (int64_t c = 0; c < C; c++)
+            h3_num_store(y.data, y.dtype, at + c, row[c]);
+    }
+    return H3_OK;
+}
+
+void ISA(h3_cpu_fill_products)(h3_ops *op)
+{
+    op->gemm = gemm;
+    op->embed = embed;
+}

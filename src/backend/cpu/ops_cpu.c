@@ -1,0 +1,108 @@
+/**
+ * Opening the CPU: which instruction set, how many threads, and whose entries fill the table. Every
+ * file of the backend exists once per instruction set; nothing else asks the processor anything.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "size.h"
+
+h3_status h3_cpu_work(h3_dev *d, size_t bytes, void **out)
+{
+    h3_backend *b = d->backend;
+
+    if (bytes > b->work_bytes) {
+        void *p = NULL;
+        const size_t want = h3_align_up(bytes, 1u << 16);
+        free(b->work);
+        b->work = NULL;
+        b->work_bytes = 0;
+        if (posix_memalign(&p, 1u << 12, want) != 0)
+            return h3_fail(H3_E_NOMEM, "no memory for %zu bytes of CPU workspace", want);
+        b->work = p;
+        b->work_bytes = want;
+    }
+    *out = b->work;
+    return H3_OK;
+}
+
+static void cpu_close(h3_dev *d)
+{
+    if (!d->backend) return;
+    free(d->backend->work);
+    free(d->backend);
+    d->backend = NULL;
+}
+
+static int cores_allowed(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+    return 1;
+}
+
+#define FILL(isa, op)                       \
+    do {                                    \
+        h3_cpu_fill_products_##isa(op);     \
+        h3_cpu_fill_convolutions_##isa(op); \
+        h3_cpu_fill_attention_##isa(op);    \
+        h3_cpu_fill_rows_##isa(op);         \
+        h3_cpu_fill_audio_##isa(op);        \
+    } while (0)
+
+/* Fills the table for the best instruction set and names it. H3_CPU_ISA=c|avx2 lowers the choice,
+ * for tests of the other copies. */
+static const char *choose(h3_dev *d)
+{
+    const char *limit = getenv("H3_CPU_ISA");
+
+#if defined(__x86_64__)
+    const bool any = !limit, upto_avx2 = any || strcmp(limit, "avx2") == 0;
+    if (any && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        FILL(avx512, &d->impl);
+        return "AVX-512";
+    }
+    if (upto_avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        FILL(avx2, &d->impl);
+        return "AVX2";
+    }
+#else
+    (void)limit;
+#endif
+    FILL(c, &d->impl);
+    return "portable C";
+}
+
+static h3_status parse_math(const char *name, h3_cpu_math *out)
+{
+    *out = H3_CPU_F32;
+    if (!name || strcmp(name, "auto") == 0 || strcmp(name, "f32") == 0) return H3_OK;
+    if (strcmp(name, "bf16") == 0)
+        *out = H3_CPU_BF16;
+    else if (strcmp(name, "int8") == 0)
+        *out = H3_CPU_INT8;
+    else
+        return h3_fail(H3_E_ARG, "cpu math %s is not known; expected auto, f32, bf16 or int8",
+                       name);
+    return H3_OK;
+}
+
+h3_status h3_cpu_open(h3_dev *d, const h3_dev_opts *opts)
+{
+    h3_cpu_math math;
+
+    H3_TRY(parse_math(opts->math, &math));
+    d->backend = calloc(1, sizeof *d->backend);
+    if (!d->backend) return h3_fail(H3_E_NOMEM, "no memory for the CPU backend");
+    d->close = cpu_close;
+    d->backend->math = math;
+    d->mem = H3_HOST;
+    d->n_threads = opts->n_threads > 0 ? opts->n_threads : cores_allowed();
+    h3_ops_ref_init(&d->impl);
+    snprintf(d->detail, sizeof d->detail, "%s, %d thread%s", choose(d), d->n_threads,
+             d->n_threads == 1 ? "" : "s");
+    return H3_OK;
+}

@@ -1,0 +1,271 @@
+/**
+ * Tiles, and the driver that cuts a product into tiles; see product.h.
+ *
+ * Blocking. A thread owns NB rows of A at a time. For each KC columns it widens them once into a
+ * tile of its own (level-2 cache), then walks the panels of B (a panel's KC x NR piece sits in
+ * level 1 while all row groups pass over it). Sums of unfinished tiles stay in a per-thread block
+ * of C. The order of additions over k depends on nothing but KC, so results do not depend on
+ * threads.
+ */
+#include "product.h"
+
+#include <assert.h>
+#include <omp.h>
+
+#include "decode.h"
+#include "size.h"
+
+/* n is a constant at every call, so that acc lives in registers. */
+INLINE void tile(const int n, const int v, int64_t kc, const float *a, int64_t rs, int64_t cs,
+                 const float *b, float *c, bool add)
+{
+    vf acc[MR][2];
+
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++)
+            acc[i][j] = v_set(0);
+    for (int64_t k = 0; k < kc; k++) {
+        vf x[2];
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++)
+            x[j] = v_load(b + k * NR + j * VL);
+#pragma GCC unroll 14
+        for (int i = 0; i < n; i++) {
+            const vf w = v_set(a[i * rs + k * cs]);
+#pragma GCC unroll 2
+            for (int j = 0; j < v; j++)
+                acc[i][j] = v_fma(w, x[j], acc[i][j]);
+        }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++) {
+            float *p = c + i * NR + j * VL;
+            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
+        }
+}
+
+#define SIZES_5(X) X(1) X(2) X(3) X(4) X(5)
+#if MR == 14
+#define SIZES(X) SIZES_5(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#elif MR == 6
+#define SIZES(X) SIZES_5(X) X(6)
+#else
+#define SIZES(X) SIZES_5(X)
+#endif
+
+#define ROWS(n, v)                                                                             \
+    static void rows_##n##_##v(int64_t kc, const float *a, const float *b, float *c, bool add) \
+    {                                                                                          \
+        tile(n, v, kc, a, LDA, 1, b, c, add);                                                  \
+    }
+#define COLS(n, v)                                                                                \
+    static void cols_##n##_##v(int64_t kc, const float *a, int64_t lda, const float *b, float *c, \
+                               bool add)                                                          \
+    {                                                                                             \
+        tile(n, v, kc, a, 1, lda, b, c, add);                                                     \
+    }
+#define BOTH(n) ROWS(n, 1) ROWS(n, 2) COLS(n, 1) COLS(n, 2)
+SIZES(BOTH)
+
+void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                           bool half)
+{
+    static void (*const table[MR + 1][2])(int64_t, const float *, const float *, float *, bool) = {
+#define ROW(n) [n] = {rows_##n##_2, rows_##n##_1},
+        SIZES(ROW)};
+    assert(n >= 1 && n <= MR);
+    table[n][half](kc, a, b, c, add);
+}
+
+void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
+                           bool add, bool half)
+{
+    static void (*const table[MR + 1][2])(int64_t, const float *, int64_t, const float *, float *,
+                                          bool) = {
+#define COL(n) [n] = {cols_##n##_2, cols_##n##_1},
+        SIZES(COL)};
+    assert(n >= 1 && n <= MR);
+    table[n][half](kc, a, lda, b, c, add);
+}
+
+/* ---------------------------------------------------------------- filling from weights */
+
+static size_t plain_bytes(const h3_weight_part *p)
+{
+    return p->encoding == H3_ENC_F32 ? 4 : 2;
+}
+
+/* Columns can be decoded alone when nothing mixes or scales whole rows. */
+static bool by_columns(const h3_weight *w)
+{
+    if (w->n_lora) return false;
+    for (int i = 0; i < w->n_parts; i++) {
+        const h3_weight_part *p = &w->part[i];
+        if (p->in_scale || p->group) return false;
+        if (p->encoding > H3_ENC_F16 && p->encoding != H3_ENC_GGML) return false;
+    }
+    return true;
+}
+
+static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t kc, float *dst)
+{
+    static const h3_dtype dtype[] = {H3_F32, H3_BF16, H3_F16};
+    const uint8_t *row = (const uint8_t *)p->data + (size_t)r * p->row_bytes;
+
+    if (p->encoding <= H3_ENC_F16)
+        h3_decode_dtype(dtype[p->encoding], row + (size_t)k0 * plain_bytes(p), kc, dst);
+    else
+        h3_decode_ggml(p->ggml_type, row, (p->row_bytes ? 0 : (p->row0 + r) * p->cols) + k0, kc,
+                       dst);
+}
+
+/* Rows that one call of fill may ask for. */
+enum { NB = 16 * 14 };
+
+size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w)
+{
+    return by_columns(w) ? 0 : (size_t)NB * (size_t)w->cols * sizeof(float);
+}
+
+void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
+                             float *dst, void *row_scratch)
+{
+    if (row_scratch) { // whole rows once, at the first columns
+        float *rows = row_scratch;
+        if (k0 == 0) h3_weight_rows(w, n0, n, rows);
+        for (int64_t i = 0; i < n; i++)
+            memcpy(dst + i * LDA, rows + i * w->cols + k0, (size_t)kc * sizeof *dst);
+        return;
+    }
+    int64_t first = 0;
+    for (int i = 0; i < w->n_parts; first += w->part[i++].rows) {
+        const int64_t lo = n0 > first ? n0 : first, end = first + w->part[i].rows;
+        const int64_t hi = n0 + n < end ? n0 + n : end;
+        for (int64_t r = lo; r < hi; r++)
+            part_columns(&w->part[i], r - first, k0, kc, dst + (r - n0) * LDA);
+    }
+}
+
+/* ---------------------------------------------------------------- the driver */
+
+/* How a product is cut. Panels are counted in NR lanes. */
+typedef struct cut {
+    int64_t panels;    // of the whole of B
+    int64_t per_block; // panels per block of C
+    int64_t blocks_n, blocks_m;
+    size_t b_bytes;      // shared panels of B, or one panel's piece per thread
+    size_t thread_bytes; // per thread: tile, C, own piece of B, row scratch
+} cut;
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+enum { MAX_PANELS = 1024 / NR }; ///< C of a block: at most 1024 lanes x NB rows, 0.9 MB
+
+static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
+{
+    cut c = {.panels = panels};
+    c.blocks_n = h3_ceil_div(p->n, NB);
+    c.per_block = least(c.panels, MAX_PANELS);
+    /* Too few blocks of rows to feed every thread: cut the panels finer, but not to nothing. */
+    while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads && c.per_block > 4)
+        c.per_block = (c.per_block + 1) / 2;
+    c.blocks_m = h3_ceil_div(c.panels, c.per_block);
+    c.b_bytes = p->share ? (size_t)c.panels * (size_t)p->k * NR * sizeof(float) : 0;
+    c.thread_bytes = (size_t)NB * LDA * sizeof(float) +
+                     (size_t)c.per_block * NB * NR * sizeof(float) +
+                     (size_t)KC * NR * sizeof(float);
+    c.thread_bytes = h3_align_up(c.thread_bytes, 64) + h3_align_up(p->row_scratch, 64);
+    return c;
+}
+
+/* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
+ */
+static void groups(int64_t n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                   bool half)
+{
+    const int64_t n_groups = h3_ceil_div(n, MR);
+
+    for (int64_t g = 0, i = 0; g < n_groups; g++) {
+        const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
+        ISA(h3_cpu_tile_rows)((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
+        i += take;
+    }
+}
+
+static void one_block(const h3_product *p, const cut *c, int64_t block, const float *shared_b,
+                      int64_t m_base, int64_t m_end, unsigned char *mine)
+{
+    const int64_t n0 = block / c->blocks_m * NB, n = least(NB, p->n - n0);
+    const int64_t p0 = block % c->blocks_m * c->per_block, p1 = least(p0 + c->per_block, c->panels);
+    float *a = (float *)mine, *sums = a + NB * LDA, *own_b = sums + c->per_block * NB * NR;
+    void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
+
+    for (int64_t k0 = 0; k0 < p->k; k0 += KC) {
+        const int64_t kc = least(KC, p->k - k0);
+        p->fill(p->ctx, n0, n, k0, kc, a, rows);
+        for (int64_t q = p0; q < p1; q++) {
+            const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
+            const float *b = shared_b + (q * p->k + k0) * NR;
+            float *sum = sums + (q - p0) * NB * NR;
+            if (!p->share) {
+                p->pack(p->ctx, m0, m, k0, kc, own_b);
+                b = own_b;
+            }
+            groups(n, kc, a, b, sum, k0 > 0, m <= VL);
+            if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
+        }
+    }
+}
+
+/* Lanes of B packed at a time when it is shared: at most 64 MB and 1024 rows. Widening A again for
+ * each such slab costs less than a hundredth of the products it feeds. */
+static int64_t slab_of(const h3_product *p)
+{
+    if (!p->share) return p->m;
+    int64_t lanes = (int64_t)(64u << 20) / (int64_t)sizeof(float) / p->k / NR * NR;
+    if (lanes < 4 * NR) lanes = 4 * NR;
+    return least(p->m, least(lanes, (int64_t)MAX_PANELS * NR));
+}
+
+h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
+{
+    const int64_t slab = slab_of(p);
+    void *work = NULL;
+
+    if (p->n == 0 || p->m == 0) return H3_OK;
+    assert(p->k > 0);
+    const int64_t n_slabs = h3_ceil_div(p->m, slab),
+                  even = h3_ceil_div(h3_ceil_div(p->m, n_slabs), NR);
+    const cut most = cut_product(p, d->n_threads, even);
+    H3_TRY(h3_cpu_work(d, most.b_bytes + most.thread_bytes * (size_t)d->n_threads, &work));
+    unsigned char *threads = (unsigned char *)work + most.b_bytes;
+
+    for (int64_t base = 0; base < p->m; base += even * NR) {
+        const int64_t end = least(base + even * NR, p->m);
+        cut c = most;
+        c.panels = h3_ceil_div(end - base, NR);
+        c.blocks_m = h3_ceil_div(c.panels, c.per_block);
+        float *b = work;
+#pragma omp parallel num_threads(d->n_threads)
+        {
+            if (p->share) {
+#pragma omp for schedule(static)
+                for (int64_t q = 0; q < c.panels; q++)
+                    p->pack(p->ctx, base + q * NR, least(NR, end - base - q * NR), 0, p->k,
+                            b + q * p->k * NR);
+            }
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t block = 0; block < c.blocks_n * c.blocks_m; block++)
+                one_block(p, &c, block, b, base, end,
+                          threads + (size_t)omp_get_thread_num() * c.thread_bytes);
+        }
+    }
+    return H3_OK;
+}

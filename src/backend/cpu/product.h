@@ -1,0 +1,65 @@
+/**
+ * The one inner product of the backend: C [n, m] = A [n, k] B [k, m] on small tiles.
+ *
+ * The vector lanes run along m (rows of activations, pixels, queries), numbers of A are broadcast.
+ * So A (a weight as stored) needs only widening, never transposing, and a column of sums stays in
+ * one lane: softmax needs no horizontal steps, convolutions store whole lines. B is packed in
+ * panels of NR lanes: [k][NR].
+ */
+#ifndef H3_CPU_PRODUCT_H
+#define H3_CPU_PRODUCT_H
+
+#include "cpu.h"
+#include "lanes.h"
+
+#define NR (2 * VL)
+#if VL == 16
+#define MR 14 // 28 of 32 registers hold sums
+#elif VL == 8
+#define MR 6
+#else
+#define MR 5
+#endif
+
+enum {
+    KC = 256,     ///< columns of A per pass: a multiple of every block size of quantized weights
+    LDA = KC + 16 ///< row stride of a widened tile; the odd 64 bytes keep rows off one cache set
+};
+
+/** c [n][NR] (= or +=) sum_k a[i * LDA + k] * b[k][NR]; n <= MR. `half`: only the first VL lanes.
+ */
+void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                           bool half);
+/** The same with a transposed tile: a[k * lda + i]. */
+void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
+                           bool add, bool half);
+
+/**
+ * A whole product by callbacks, parallel over blocks of rows of A and of panels of B.
+ *   fill   rows [n0, n0 + n), columns [k0, k0 + kc) of A -> dst[i * LDA + k]
+ *   pack   lanes [m0, m0 + m) (m <= NR), k in [k0, k0 + kc) of B -> dst[k * NR + j]; lanes from m
+ * on may hold anything finite or not: they are never stored store  c [n][NR], rows n0.. of A, lanes
+ * m0.. ; called once per element of C `share`: B is packed once into the workspace (activations of
+ * a gemm, reused by thousands of rows of A); otherwise each block packs the panels it needs into
+ * its own cache (convolutions).
+ */
+typedef struct h3_product {
+    int64_t n, m, k;
+    bool share;
+    const void *ctx;
+    size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
+    void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                 void *row_scratch);
+    void (*pack)(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst);
+    void (*store)(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c);
+} h3_product;
+
+h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p);
+
+/** fill for a weight as stored; `ctx` of these two is the weight. */
+void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
+                             float *dst, void *row_scratch);
+/** Bytes of row_scratch that filling from w needs: 0 when columns can be decoded alone. */
+size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w);
+
+#endif
