@@ -454,6 +454,144 @@ static void test_untouched_bytes(void **state)
     free(pos);
 }
 
+/* ---- the released sizes, without a config.json ---- */
+
+/** Writes a header; the data behind it is one hole. */
+typedef struct hollow {
+    char *text;
+    size_t n, room;
+    uint64_t at;
+    int n_tensors;
+} hollow;
+
+static void hollow_add(hollow *h, int64_t rows, int64_t cols, const char *fmt, ...)
+{
+    char name[128], line[320];
+    const uint64_t end = h->at + 2 * (uint64_t)rows * (uint64_t)(cols ? cols : 1);
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(name, sizeof name, fmt, ap);
+    va_end(ap);
+    const int n =
+        cols ? snprintf(line, sizeof line, "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[%lld,%lld],",
+                        h->n ? "," : "{", name, (long long)rows, (long long)cols)
+             : snprintf(line, sizeof line, "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[%lld],",
+                        h->n ? "," : "{", name, (long long)rows);
+    snprintf(line + n, sizeof line - (size_t)n, "\"data_offsets\":[%llu,%llu]}",
+             (unsigned long long)h->at, (unsigned long long)end);
+    assert_true(h->n + strlen(line) + 2 < h->room);
+    h->n += (size_t)snprintf(h->text + h->n, h->room - h->n, "%s", line);
+    h->at = end;
+    h->n_tensors++;
+}
+
+static void hollow_text(hollow *h, int n_layers)
+{
+    hollow_add(h, 151936, 5120, "model.language_model.embed_tokens.weight");
+    for (int i = 0; i < n_layers; i++) {
+#define LAYER "model.language_model.layers.%d."
+        hollow_add(h, 5120, 0, LAYER "input_layernorm.weight", i);
+        hollow_add(h, 5120, 0, LAYER "post_attention_layernorm.weight", i);
+        hollow_add(h, 128, 0, LAYER "self_attn.q_norm.weight", i);
+        hollow_add(h, 128, 0, LAYER "self_attn.k_norm.weight", i);
+        hollow_add(h, 8192, 5120, LAYER "self_attn.q_proj.weight", i);
+        hollow_add(h, 1024, 5120, LAYER "self_attn.k_proj.weight", i);
+        hollow_add(h, 1024, 5120, LAYER "self_attn.v_proj.weight", i);
+        hollow_add(h, 5120, 8192, LAYER "self_attn.o_proj.weight", i);
+        hollow_add(h, 25600, 5120, LAYER "mlp.gate_proj.weight", i);
+        hollow_add(h, 25600, 5120, LAYER "mlp.up_proj.weight", i);
+        hollow_add(h, 5120, 25600, LAYER "mlp.down_proj.weight", i);
+    }
+    hollow_add(h, 5120, 0, "model.language_model.norm.weight");
+    hollow_add(h, 151936, 5120, "lm_head.weight");
+}
+
+static void hollow_linear(hollow *h, int64_t rows, int64_t cols, const char *name)
+{
+    hollow_add(h, rows, cols, "%s.weight", name);
+    hollow_add(h, rows, 0, "%s.bias", name);
+}
+
+static void hollow_vision(hollow *h)
+{
+    char name[96];
+
+    hollow_linear(h, 1152, 1536, "model.visual.patch_embed.proj");
+    hollow_add(h, 2304, 1152, "model.visual.pos_embed.weight");
+    for (int i = 0; i < 27; i++) {
+        static const struct {
+            const char *name;
+            int64_t rows, cols;
+        } part[] = {{"norm1", 1152, 0},
+                    {"norm2", 1152, 0},
+                    {"attn.qkv", 3456, 1152},
+                    {"attn.proj", 1152, 1152},
+                    {"mlp.linear_fc1", 4304, 1152},
+                    {"mlp.linear_fc2", 1152, 4304}};
+        for (size_t j = 0; j < sizeof part / sizeof *part; j++) {
+            snprintf(name, sizeof name, "model.visual.blocks.%d.%s", i, part[j].name);
+            hollow_linear(h, part[j].rows, part[j].cols, name);
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        char merger[64] = "model.visual.merger";
+
+        if (k < 3) snprintf(merger, sizeof merger, "model.visual.deepstack_merger_list.%d", k);
+        snprintf(name, sizeof name, "%s.norm", merger);
+        hollow_linear(h, k < 3 ? 4608 : 1152, 0, name);
+        snprintf(name, sizeof name, "%s.linear_fc1", merger);
+        hollow_linear(h, 4608, 4608, name);
+        snprintf(name, sizeof name, "%s.linear_fc2", merger);
+        hollow_linear(h, 5120, 4608, name);
+    }
+}
+
+/* Numbers of tensors and bytes are the published ones; nothing but the vectors is ever read. */
+static void test_released_sizes(void **state)
+{
+    char path[] = "/tmp/h3av-encoder-XXXXXX.safetensors";
+    hollow h = {.room = 1 << 20};
+    const int32_t grid[] = {1, 128, 128, 1, 48, 84}; // a reference picture and a keyframe
+    const h3_encoder_opts opts = {.act = H3_BF16, .has_vision = true};
+    h3_encoder_in in = {.n_rows = 12574, .image = {.n = 2, .grid = grid}};
+    size_t text_bytes = 0, both_bytes = 0;
+    fixture f = {0};
+
+    (void)state;
+    h.text = malloc(h.room);
+    assert_non_null(h.text);
+    hollow_text(&h, 64);
+    hollow_vision(&h);
+    assert_int_equal(h.n_tensors, 1058);
+    assert_int_equal(h.at, UINT64_C(66714780128));
+    h.text[h.n++] = '}';
+    const uint64_t n = h.n;
+    const int fd = mkstemps(path, 12);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, &n, 8), 8);
+    assert_int_equal(write(fd, h.text, h.n), (ssize_t)h.n);
+    const bool has_room = ftruncate(fd, (off_t)(8 + n + h.at)) == 0;
+    close(fd);
+    free(h.text);
+    if (has_room) {
+        assert_int_equal(h3_dev_open(&f.d, "ref", NULL), H3_OK);
+        assert_int_equal(h3_ckpt_open(&f.ck, path, H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
+        assert_int_equal(h3_encoder_open(&f.e, f.ck, f.d, &opts), H3_OK);
+        assert_int_equal(h3_ckpt_finish(f.ck), H3_OK);
+        assert_int_equal(h3_encoder_width(f.e), 5120);
+        assert_int_equal(h3_encoder_layers(f.e), 50);
+        assert_int_equal(h3_encoder_scratch_bytes(f.e, &in, &both_bytes), H3_OK);
+        in.image.n = 0;
+        assert_int_equal(h3_encoder_scratch_bytes(f.e, &in, &text_bytes), H3_OK);
+        assert_true(text_bytes < both_bytes);
+        assert_true(both_bytes < (size_t)3 << 30); // 25600-wide rows are cut into chunks
+    }
+    close_all(&f);
+    unlink(path);
+    if (!has_room) skip();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_row_chunks),
         cmocka_unit_test(test_untouched_bytes),
         cmocka_unit_test(test_bf16_rounding_points),
+        cmocka_unit_test(test_released_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
