@@ -1,0 +1,368 @@
+/**
+ * The DiT beside its goldens: config.json in both spellings and broken, memory at the released
+ * sizes, rotation far out, and the curve form of the modulation against the full one.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "dit.h"
+#include "file.h"
+#include "manifest.h"
+
+#define TINY H3_SOURCE_DIR "/tests/data/tiny-h3/original/FL2VA/transformer"
+
+/* ---- config ---- */
+
+static const char original[] =
+    "{'_class_name': 'MiniMaxH3DiTModel', 'hidden_size': 5376, 'num_layers': 50, "
+    "'token_refiner_num_layers': 2, 'num_attention_heads': 56, 'attention_head_dim': 128, "
+    "'ffn_hidden_size': 14336, 'latents_dim': 24, 'audio_latents_dim': 32, 'patch_size': [1, 2, "
+    "2], "
+    "'text_dim': 5120, 'timestep_input_dim': 256, 'time_embed_hidden_size': 5376, "
+    "'time_embed_dim': 2688, 'adaln_out_features': 96768, 'final_adaln_out_features': 10752, "
+    "'rope_inv_freq_len': 16, 'norm_eps': 1e-05, 'qk_norm_eps': 1e-05, 'final_norm_eps': 1e-05}";
+
+static const char diffusers[] =
+    "{'_class_name': 'MiniMaxH3Transformer3DModel', 'hidden_size': 5376, 'num_layers': 50, "
+    "'num_refiner_layers': 2, 'num_attention_heads': 56, 'attention_head_dim': 128, "
+    "'ffn_dim': 14336, 'in_channels': 24, 'audio_in_channels': 32, 'patch_size': [1, 2, 2], "
+    "'text_dim': 5120, 'freq_dim': 256, 'time_embed_hidden_dim': 5376, 'time_embed_dim': 2688, "
+    "'rope_freq_dim': 16, 'rope_theta': 10000.0, 'norm_eps': 1e-05, 'qk_norm_eps': 1e-05, "
+    "'final_norm_eps': 1e-05}";
+
+/* Parses `text` (single quotes for double ones) with its first `from` replaced by `to`. */
+static h3_status parse(h3_dit_config *c, const char *text, const char *from, const char *to)
+{
+    const char *at = from ? strstr(text, from) : NULL;
+    char *s = at ? h3_strdupf("%.*s%s%s", (int)(at - text), text, to, at + strlen(from))
+                 : h3_strdupf("%s", text);
+    json_t *root;
+    h3_status st;
+
+    assert_true(!from || at);
+    for (char *p = s; *p; p++)
+        if (*p == '\'') *p = '"';
+    root = json_loads(s, 0, NULL);
+    assert_non_null(root);
+    st = h3_dit_config_parse(c, root, "config.json");
+    json_decref(root);
+    free(s);
+    return st;
+}
+
+static void both_spellings_say_the_same(void **state)
+{
+    h3_dit_config a, b;
+
+    (void)state;
+    assert_int_equal(parse(&a, original, NULL, NULL), H3_OK);
+    assert_int_equal(parse(&b, diffusers, NULL, NULL), H3_OK);
+    b.adaln_rows = a.adaln_rows; // only the original form states these two,
+    b.final_adaln_rows = a.final_adaln_rows;
+    a.rope_theta = b.rope_theta; // only the other one this
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_int_equal(a.ffn, 14336);
+    assert_int_equal(parse(&a, original, "'norm_eps'", "'new_thing': {'a': [1]}, 'norm_eps'"),
+                     H3_OK);
+}
+
+static void broken_configs_are_named(void **state)
+{
+    static const struct {
+        const char *from, *to, *named;
+    } bad[] = {
+        {"MiniMaxH3DiTModel", "WanTransformer3DModel", "_class_name"},
+        {"'num_layers': 50", "'num_layers': 0", "num_layers"},
+        {"'num_layers': 50", "'num_layers': -1", "num_layers"},
+        {"'num_layers': 50", "'num_layers': 1000000000", "num_layers"},
+        {"'num_layers': 50", "'num_layers': '50'", "num_layers"},
+        {"'num_layers': 50", "'num_layers': 2.5", "num_layers"},
+        {"'num_layers': 50", "'num_layers': 4294967298", "num_layers"},
+        {"'hidden_size': 5376, ", "", "hidden_size"},
+        {"'hidden_size': 5376", "'hidden_size': 2147483648", "hidden_size"},
+        {"'num_attention_heads': 56", "'num_attention_heads': 0", "num_attention_heads"},
+        {"'attention_head_dim': 128", "'attention_head_dim': 129", "attention_head_dim"},
+        {"[1, 2, 2]", "[2, 2]", "patch_size"},
+        {"[1, 2, 2]", "[1, 0, 2]", "patch_size"},
+        {"'norm_eps': 1e-05", "'norm_eps': -1e-05", "norm_eps"},
+        {"'norm_eps': 1e-05", "'norm_eps': 'x'", "norm_eps"},
+        {"96768", "96767", "adaln_out_features"},
+        {"10752", "10751", "final_adaln_out_features"},
+        {"'rope_inv_freq_len': 16", "'rope_inv_freq_len': 22", "rope_inv_freq_len"},
+    };
+    h3_dit_config c;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(parse(&c, original, bad[i].from, bad[i].to), H3_E_FORMAT);
+        if (!strstr(h3_error(), bad[i].named)) fail_msg("%s: %s", bad[i].named, h3_error());
+    }
+}
+
+/* ---- released sizes ---- */
+
+/* A 14 s request at 1344 x 768: everything the forward needs must be countable without a model, and
+ * the largest tensor must not be one that bands or strides were meant to avoid. */
+static void released_sizes_are_counted(void **state)
+{
+    const h3_dit_dims dims = {5376, 56, 128, 7168, 14336, 50, 2, 5120, 96, 32, 256, 5376, 2688, 16};
+    h3_dit m = {.dims = dims, .mlp_band = 8192};
+    h3_dit_request r = {.act = H3_BF16,
+                        .n_rows = 62496,
+                        .n_video = 60000,
+                        .n_audio = 1150,
+                        .n_text = 1346,
+                        .n_steps = 49,
+                        .n_timesteps = 99,
+                        .text = {.dtype = H3_BF16}};
+    const double S = 62496, GB = 1e9;
+    size_t scratch, kept;
+
+    (void)state;
+    m.block = calloc(50, sizeof *m.block);
+    m.adaln = calloc(50, sizeof *m.adaln);
+    m.refiner = calloc(2, sizeof *m.refiner);
+    assert_true(m.block && m.adaln && m.refiner);
+    assert_int_equal(h3_dit_scratch_bytes(&m, &r, &scratch, &kept), H3_OK);
+    // stream and one branch [S, C], packed qkv [S, 3 H D], attention's result [S, H D]
+    assert_true((double)scratch >= 2 * S * (2 * 5376 + 4 * 7168));
+    assert_true((double)scratch < 2 * S * (2 * 5376 + 4 * 7168) + 0.01 * GB);
+    // modulation: 50 x 3 x 99 x 6 x 5376, nearly all of what is kept
+    assert_true((double)kept > 0.95 * GB && (double)kept < 1.05 * GB);
+    r.n_rows = INT64_MAX / 2;
+    assert_int_equal(h3_dit_scratch_bytes(&m, &r, &scratch, &kept), H3_E_ARG);
+    free(m.block);
+    free(m.adaln);
+    free(m.refiner);
+}
+
+/* ---- a small request on the tiny model ---- */
+
+typedef struct run {
+    float video[2 * 96], audio[2 * 32]; ///< velocities
+    float time_in[4 * 64];              ///< silu of the "time_embedder" tap, what adaln sees
+    float cosines[5 * 12];
+    bool has_time;
+} run;
+
+static void catch_taps(void *user, const char *name, h3_tensor t)
+{
+    run *r = user;
+    const int64_t n = h3_numel(t);
+
+    if (strcmp(name, "time_embedder") == 0) {
+        assert_true(n <= 4 * 64);
+        r->has_time = true;
+        for (int64_t i = 0; i < n; i++) {
+            const double x = (double)((const float *)t.data)[i];
+            r->time_in[i] = (float)(x / (1.0 + exp(-x)));
+        }
+    }
+    if (strcmp(name, "rope.cos") == 0) memcpy(r->cosines, t.data, sizeof r->cosines);
+    if (strcmp(name, "out.video") == 0) memcpy(r->video, t.data, sizeof r->video);
+    if (strcmp(name, "out.audio") == 0) memcpy(r->audio, t.data, sizeof r->audio);
+}
+
+static const double positions[5 * 3] = {0,    0,       0,     4711.25, -31.9, 17.0, 4712.7, 3.5,
+                                        -2.1, 9001.07, 13.37, 5.0,     1.0,   2.0,  3.0};
+static const float times[3] = {0.25f, 0.5f, 1.0f};
+
+/* One text row, two video and two audio rows, three timesteps that lie on a grid of quarters. */
+static void forward(h3_dev *d, const h3_dit *m)
+{
+    static const int32_t text[] = {0}, video[] = {3, 4}, audio[] = {1, 2};
+    static const int32_t mod_row[] = {3 * 0 + 1, 3 * 2 + 2, 3 * 1 + 2, 3 * 2 + 0, 3 * 0 + 0};
+    float embed[24], rows[2 * 96];
+    h3_tensor v = {0}, a = {0}, x = {0}, y = {0};
+    h3_dit_request r = {.act = H3_F32,
+                        .n_rows = 5,
+                        .n_video = 2,
+                        .n_audio = 2,
+                        .n_text = 1,
+                        .video_indices = video,
+                        .audio_indices = audio,
+                        .text_indices = text,
+                        .positions = positions,
+                        .text = h3_tensor_2d(embed, H3_F32, 1, 24),
+                        .n_steps = 1,
+                        .n_timesteps = 3,
+                        .timesteps = times,
+                        .mod_row = mod_row};
+    h3_dit_state *s = NULL;
+    size_t scratch, kept;
+
+    for (int i = 0; i < 24; i++)
+        embed[i] = sinf((float)i);
+    for (int i = 0; i < 2 * 96; i++)
+        rows[i] = cosf(0.7f * (float)i);
+    assert_int_equal(h3_dit_scratch_bytes(m, &r, &scratch, &kept), H3_OK);
+    assert_int_equal(h3_dev_scratch(d, scratch), H3_OK);
+    if (h3_dit_prepare(&s, m, &r) != H3_OK) fail_msg("%s", h3_error());
+    assert_int_equal(h3_dev_alloc(d, &x, H3_F32, 2, (int64_t[]){2, 96}), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &v, H3_F32, 2, (int64_t[]){2, 96}), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &y, H3_F32, 2, (int64_t[]){2, 32}), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &a, H3_F32, 2, (int64_t[]){2, 32}), H3_OK);
+    assert_int_equal(h3_dev_upload(d, x, rows), H3_OK);
+    assert_int_equal(h3_dev_upload(d, y, rows), H3_OK);
+    assert_int_equal(h3_dit_forward(d, m, s, 0, v, a, x, y), H3_OK);
+    h3_dev_free(d, &x);
+    h3_dev_free(d, &y);
+    h3_dev_free(d, &v);
+    h3_dev_free(d, &a);
+    h3_dit_release(&s);
+}
+
+static void run_model(run *r, const char *path)
+{
+    h3_dev *d;
+    h3_checkpoint *ck;
+    h3_dit *m;
+
+    memset(r, 0, sizeof *r);
+    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    if (h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL) != H3_OK) fail_msg("%s", h3_error());
+    if (h3_dit_open(&m, ck, d) != H3_OK) fail_msg("%s", h3_error());
+    d->tap = catch_taps;
+    d->tap_user = r;
+    forward(d, m);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    h3_dev_close(&d);
+}
+
+/* Angles are f32 products: far out, the double product is another rotation by 1e-5 and more. */
+static void rotation_is_of_the_float_angle(void **state)
+{
+    double differs = 0;
+    run r;
+
+    (void)state;
+    run_model(&r, TINY);
+    for (int s = 0; s < 5; s++)
+        for (int axis = 0; axis < 3; axis++)
+            for (int i = 0; i < 4; i++) {
+                const float f = 1.0f / (float)pow(10000.0, (double)((float)i / 4.0f));
+                const float angle = (float)positions[3 * s + axis] * f;
+                const double got = (double)r.cosines[12 * s + 4 * axis + i];
+                assert_true(fabs(got - cos((double)angle)) < 1.2e-7);
+                differs = fmax(differs, fabs(got - cos(positions[3 * s + axis] * (double)f)));
+            }
+    assert_true(differs > 1e-5);
+}
+
+/* ---- curve form ---- */
+
+/* The tiny model again, the time embedder replaced by its own values on a grid of quarters. */
+static void write_curve_model(const char *path, const h3_manifest *man, const float *table,
+                              int64_t n_rows, int64_t n_cols)
+{
+    const int64_t n = h3_manifest_count(man);
+    FILE *fp = fopen(path, "wb");
+    char *head = h3_strdupf("{\"adaln_t_table\":{\"dtype\":\"F32\",\"shape\":[%d,%d],"
+                            "\"data_offsets\":[0,%d]}",
+                            (int)n_rows, (int)n_cols, (int)(n_rows * n_cols * 4));
+    size_t at = (size_t)(n_rows * n_cols * 4);
+
+    assert_non_null(fp);
+    for (int64_t i = 0; i < n; i++) {
+        const h3_entry *e = h3_manifest_at(man, i);
+        char *was = head;
+        if (strncmp(e->name, "time_embedder.", 14) == 0) continue;
+        head = e->rank == 2 ? h3_strdupf("%s,\"%s\":{\"dtype\":\"%s\",\"shape\":[%d,%d],"
+                                         "\"data_offsets\":[%zu,%zu]}",
+                                         was, e->name, h3_dtype_name((h3_dtype)e->dtype),
+                                         (int)e->ne[0], (int)e->ne[1], at, at + e->bytes)
+                            : h3_strdupf("%s,\"%s\":{\"dtype\":\"%s\",\"shape\":[%d],"
+                                         "\"data_offsets\":[%zu,%zu]}",
+                                         was, e->name, h3_dtype_name((h3_dtype)e->dtype),
+                                         (int)e->ne[0], at, at + e->bytes);
+        at += e->bytes;
+        free(was);
+    }
+    const uint64_t len = strlen(head) + 1;
+    fwrite(&len, 8, 1, fp);
+    fprintf(fp, "%s}", head);
+    fwrite(table, 4, (size_t)(n_rows * n_cols), fp);
+    for (int64_t i = 0; i < n; i++) {
+        const h3_entry *e = h3_manifest_at(man, i);
+        if (strncmp(e->name, "time_embedder.", 14) != 0) fwrite(e->data, 1, e->bytes, fp);
+    }
+    fclose(fp);
+    free(head);
+}
+
+static double distance(const float *a, const float *b, int n)
+{
+    double d = 0, s = 0;
+
+    for (int i = 0; i < n; i++) {
+        d += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        s += (double)b[i] * (double)b[i];
+    }
+    return sqrt(d / s);
+}
+
+/*
+ * At grid points the curve is the time embedding with SiLU inside: same outputs, no SiLU on top.
+ * The file is a single one, so its fused rows would be taken for thirds: the order is given.
+ */
+static void curve_equals_embedder_on_its_grid(void **state)
+{
+    char path[] = "/tmp/h3av-curve-XXXXXX";
+    float table[5 * 12] = {0}; // rows for t = 0, 1/4, 1/2, 3/4, 1; the request uses three of them
+    h3_manifest *man;
+    h3_checkpoint *ck;
+    h3_dev *d;
+    h3_dit *m;
+    run full, curve;
+    const int fd = mkstemp(path);
+
+    (void)state;
+    assert_true(fd >= 0);
+    close(fd);
+    run_model(&full, TINY);
+    assert_true(full.has_time);
+    memcpy(table + 12, full.time_in, 12 * sizeof(float));
+    memcpy(table + 24, full.time_in + 12, 12 * sizeof(float));
+    memcpy(table + 48, full.time_in + 24, 12 * sizeof(float));
+    assert_int_equal(h3_manifest_open(&man, TINY), H3_OK);
+    write_curve_model(path, man, table, 5, 12);
+    h3_manifest_close(&man);
+
+    memset(&curve, 0, sizeof curve);
+    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    if (h3_ckpt_open(&ck, path, H3_ROLE_DIT, &(h3_ckpt_opts){.qkv = H3_QKV_INTERLEAVED}) != H3_OK)
+        fail_msg("%s", h3_error());
+    if (h3_dit_open(&m, ck, d) != H3_OK) fail_msg("%s", h3_error());
+    d->tap = catch_taps;
+    d->tap_user = &curve;
+    forward(d, m);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    h3_dev_close(&d);
+    unlink(path);
+    assert_false(curve.has_time);
+    assert_true(distance(curve.video, full.video, 2 * 96) < 1e-6);
+    assert_true(distance(curve.audio, full.audio, 2 * 32) < 1e-6);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(both_spellings_say_the_same),
+        cmocka_unit_test(broken_configs_are_named),
+        cmocka_unit_test(released_sizes_are_counted),
+        cmocka_unit_test(rotation_is_of_the_float_angle),
+        cmocka_unit_test(curve_equals_embedder_on_its_grid),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
