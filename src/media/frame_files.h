@@ -25,6 +25,12 @@ H3_NODISCARD h3_status h3_frames_write(h3_frames *f, const uint8_t *rgb);
  * goes. */
 void h3_frames_close(h3_frames **f, bool keep);
 
+/** The frames of a folder in order: paths (each malloc'd, and the array) and their number.
+ * H3_E_MISSING when there are none, H3_E_FORMAT when a number is missing in between or present
+ * twice. */
+H3_NODISCARD h3_status h3_frames_list(char ***paths, int64_t *n, const char *dir);
+void h3_frames_list_free(char ***paths, int64_t n);
+
 /** One picture file. */
 H3_NODISCARD h3_status h3_frame_save(const char *path, const uint8_t *rgb, int width, int height,
                                      h3_frame_format format);
