@@ -14,6 +14,7 @@
 /* Where the scanner stands: for each depth, the last key seen there (as offsets into the text). */
 typedef struct scan {
     size_t key_at[H3_JSON_MAX_DEPTH + 1], key_n[H3_JSON_MAX_DEPTH + 1];
+    bool is_object[H3_JSON_MAX_DEPTH + 1], wants_key[H3_JSON_MAX_DEPTH + 1];
     int depth;
     long n_values;
     bool is_too_deep;
@@ -34,26 +35,34 @@ static void scan_text(scan *sc, const char *s, size_t n)
         switch (s[i]) {
         case '"': {
             const size_t end = skip_string(s, n, i);
-            sc->key_at[sc->depth] = i;
-            sc->key_n[sc->depth] = end - i;
+            if (sc->wants_key[sc->depth]) {
+                sc->key_at[sc->depth] = i;
+                sc->key_n[sc->depth] = end - i;
+            }
             i = end;
             continue;
         }
         case '{':
         case '[':
-            if (sc->depth == H3_JSON_MAX_DEPTH)
-                sc->is_too_deep = true;
-            else
-                sc->key_n[++sc->depth] = 0;
             sc->n_values++;
+            if (sc->depth == H3_JSON_MAX_DEPTH) {
+                sc->is_too_deep = true;
+                break;
+            }
+            sc->key_n[++sc->depth] = 0;
+            sc->is_object[sc->depth] = sc->wants_key[sc->depth] = s[i] == '{';
             break;
         case '}':
         case ']':
             if (sc->depth) sc->depth--;
             break;
         case ',':
+            sc->n_values++;
+            sc->wants_key[sc->depth] = sc->is_object[sc->depth];
+            break;
         case ':':
             sc->n_values++;
+            sc->wants_key[sc->depth] = false;
             break;
         default:
             break;

@@ -43,6 +43,11 @@ const h3_entry *h3_manifest_find(const h3_manifest *m, const char *name);
 /** Value of a string in __metadata__ (safetensors) or a string KV (GGUF) of the first file, or
  * NULL. */
 const char *h3_manifest_meta(const h3_manifest *m, const char *key);
+/** A string array among a GGUF's key-values (vocabulary, merges): its length, or -1 when absent. */
+int64_t h3_manifest_n_strings(const h3_manifest *m, const char *key);
+/** Calls `visit` for each string of the array; `s` is not NUL-terminated. */
+void h3_manifest_strings(const h3_manifest *m, const char *key,
+                         void (*visit)(void *user, int64_t i, const char *s, size_t n), void *user);
 const h3_file *h3_manifest_file(const h3_manifest *m, uint32_t i);
 uint32_t h3_manifest_n_files(const h3_manifest *m);
 

@@ -1,7 +1,8 @@
 /**
- * Every file of tests/data/formats/hostile: the outcome that cases.tsv expects. A rejection must name
- * the file and the culprit, on one line, without control characters.
+ * Every file of tests/data/formats/hostile: the outcome that cases.tsv expects. A rejection must
+ * name the file and the culprit, on one line, without control characters.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,10 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "checkpoint.h"
+#include "convert.h"
 #include "file.h"
 
 #define DATA H3_SOURCE_DIR "/tests/data/formats/"
@@ -86,11 +89,169 @@ static void test_index(void **state)
     assert_true(run_kind("index") >= 25);
 }
 
+static void test_gguf(void **state)
+{
+    (void)state;
+    assert_true(run_kind("gguf") >= 70);
+}
+
+/* ---- samples: decoded values against the expectation ---- */
+
+static uint64_t fnv1a64(const unsigned char *p, size_t n)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ p[i]) * 0x100000001b3u;
+    return h;
+}
+
+typedef struct sample {
+    const char *form, *file;
+    const char *extra;
+    int64_t layers, head_dim;
+} sample;
+
+static double number(const json_t *array, size_t i)
+{
+    return json_number_value(json_array_get(array, i));
+}
+
+/* One tensor of the dump against its entry; the rules of compare_dump.py. */
+static const char *compare(const h3_entry *e, const json_t *want, const h3_entry *whole)
+{
+    static float v[1 << 20], ref[1 << 20];
+    const json_t *shape = json_object_get(want, "shape");
+    const json_t *first = json_object_get(want, "first"), *last = json_object_get(want, "last");
+    const char *hash = json_string_value(json_object_get(want, "fnv1a64"));
+    const double stated = json_number_value(json_object_get(want, "rtol_of_max"));
+    const double tol = stated > 0 ? stated : 1e-7;
+    const size_t n = e->bytes / 4;
+    double sum = 0, abs_sum = 0, top = 1e-30;
+
+    if (e->rank != json_array_size(shape) || n > 1 << 20) return "shape";
+    for (int i = 0; i < e->rank; i++)
+        if (e->ne[i] != json_integer_value(json_array_get(shape, (size_t)i))) return "shape";
+    memcpy(v, e->data, e->bytes);
+    for (size_t i = 0; i < n; i++) {
+        sum += (double)v[i];
+        abs_sum += fabs((double)v[i]);
+        top = fmax(top, fabs((double)v[i]));
+    }
+    if (hash && fnv1a64(e->data, e->bytes) != strtoull(hash, NULL, 16)) return "hash";
+    if (!(fabs(sum - json_number_value(json_object_get(want, "sum"))) <=
+          tol * top * sqrt((double)n) * 8))
+        return "sum";
+    if (!(fabs(abs_sum - json_number_value(json_object_get(want, "sumabs"))) <=
+          tol * top * (double)n))
+        return "sum of magnitudes";
+    for (size_t i = 0; i < json_array_size(first); i++)
+        if (!(fabs((double)v[i] - number(first, i)) <= tol * top)) return "first values";
+    for (size_t i = 0; i < json_array_size(last); i++)
+        if (!(fabs((double)v[n - json_array_size(last) + i] - number(last, i)) <= tol * top))
+            return "last values";
+    if (!whole) return NULL;
+    memcpy(ref, whole->data, whole->bytes);
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)v[i] - (double)ref[i]) <= stated * top)) return "values";
+    return NULL;
+}
+
+static int check_dump(const char *form, const char *path)
+{
+    char *expected = h3_strdupf(DATA "samples/%s.expected.json", form);
+    char *few = h3_strdupf(DATA "samples/%s.expected.safetensors", form);
+    json_t *top = json_load_file(expected, 0, NULL), *tensors, *want;
+    h3_manifest *m = NULL, *whole = NULL;
+    const char *name;
+    int failed = 0;
+
+    assert_non_null(top);
+    tensors = json_object_get(top, "tensors");
+    assert_int_equal(h3_manifest_open(&m, path), H3_OK);
+    if (h3_path_exists(few)) assert_int_equal(h3_manifest_open(&whole, few), H3_OK);
+    json_object_foreach(tensors, name, want)
+    {
+        const h3_entry *e = h3_manifest_find(m, name);
+        const char *why =
+            e ? compare(e, want, whole ? h3_manifest_find(whole, name) : NULL) : "missing";
+        if (why) fprintf(stderr, "%s: %s: %s\n", form, name, why);
+        failed += why != NULL;
+    }
+    for (int64_t i = 0; i < h3_manifest_count(m); i++)
+        if (!json_object_get(tensors, h3_manifest_at(m, i)->name)) {
+            fprintf(stderr, "%s: %s: surplus\n", form, h3_manifest_at(m, i)->name);
+            failed++;
+        }
+    h3_manifest_close(&m);
+    h3_manifest_close(&whole);
+    json_decref(top);
+    free(expected);
+    free(few);
+    return failed;
+}
+
+static const sample samples[] = {
+    {"dit-original", "dit-original/transformer", NULL, 0, 0},
+    {"dit-diffusers", "dit-diffusers/transformer", NULL, 0, 0},
+    {"dit-comfy", "dit-comfy.safetensors", NULL, 0, 0},
+    {"dit-comfy-prefixed", "dit-comfy-prefixed.safetensors", NULL, 0, 0},
+    {"dit-gguf", "dit-gguf.gguf", NULL, 0, 0},
+    {"dit-gguf-pruned", "dit-gguf-pruned.gguf", NULL, 0, 0},
+    {"dit-gguf-q8cr", "dit-gguf-q8cr.gguf", NULL, 0, 0},
+    {"dit-nvfp4-full", "dit-nvfp4-full.safetensors", NULL, 0, 0},
+    {"dit-nvfp4-linear", "dit-nvfp4-linear.safetensors", NULL, 0, 0},
+    {"dit-pruned-int8", "dit-pruned-int8.safetensors", NULL, 0, 0},
+    {"dit-pruned-mixed", "dit-pruned-mixed.safetensors", NULL, 0, 0},
+    {"dit-pruned-w4a8", "dit-pruned-w4a8.safetensors", NULL, 0, 0},
+    {"te-original", "te-original", NULL, 3, 0},
+    {"te-comfy", "te-comfy.safetensors", NULL, 0, 0},
+    {"te-int8", "te-int8.safetensors", NULL, 0, 0},
+    {"te-nvfp4-awq", "te-nvfp4-awq.safetensors", NULL, 0, 0},
+    {"te-gguf", "te-gguf.gguf", NULL, 0, 0},
+    {"te-llama", "te-llama.gguf", "te-llama-mmproj.gguf", 1, 0},
+    {"vvae-original", "vvae-original.safetensors", NULL, 0, 12},
+    {"vvae-comfy", "vvae-comfy.safetensors", NULL, 0, 12},
+    {"vvae-diffusers", "vvae-diffusers.safetensors", NULL, 0, 12},
+    {"avae-original", "avae-original.safetensors", NULL, 0, 0},
+    {"avae-modern", "avae-modern.safetensors", NULL, 0, 0},
+    {"avae-comfy", "avae-comfy.safetensors", NULL, 0, 0},
+};
+
+static void test_samples(void **state)
+{
+    char out[] = "/tmp/h3-formats-XXXXXX";
+    const int fd = mkstemp(out);
+    int failed = 0;
+
+    (void)state;
+    assert_true(fd >= 0);
+    close(fd);
+    for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+        const sample *s = &samples[i];
+        char *path = h3_strdupf(DATA "samples/%s", s->file);
+        char *extra = s->extra ? h3_strdupf(DATA "samples/%s", s->extra) : NULL;
+        const h3_ckpt_opts opts = {.extra = extra};
+        const h3_convert_opts convert = {.text_layers = s->layers, .head_dim = s->head_dim};
+        h3_checkpoint *ck = NULL;
+        h3_status st = h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &opts);
+        if (st == H3_OK) st = h3_convert(ck, out, &convert);
+        if (st != H3_OK) fprintf(stderr, "%s: %s\n", s->form, h3_error());
+        failed += st != H3_OK ? 1 : check_dump(s->form, out);
+        h3_ckpt_close(&ck);
+        free(path);
+        free(extra);
+    }
+    unlink(out);
+    assert_int_equal(failed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_safetensors),
         cmocka_unit_test(test_index),
+        cmocka_unit_test(test_gguf),
+        cmocka_unit_test(test_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
