@@ -1,7 +1,6 @@
-if(EXISTS ${CMAKE_SOURCE_DIR}/src/text/prompt.c)
-    room(text FILES tokenizer.c tokenizer_load.c bpe.c split.c unicode.c unicode_tables.c json_pull.c
-                    prompt.c USES base)
-endif()
-if(EXISTS ${CMAKE_SOURCE_DIR}/tests/unit/test_text.c)
-    unit_test(text FILES tests/unit/test_text.c USES text LIBS PkgConfig::JANSSON)
-endif()
+room(text FILES tokenizer.c tokenizer_load.c bpe.c split.c unicode.c unicode_tables.c json_pull.c
+                prompt.c USES base)
+# The goldens of this room run inside its unit test; of the tensor room they need the views only.
+unit_test(text FILES tests/unit/test_text.c tests/golden/golden.c tests/golden/golden_text.c
+                     src/tensor/tensor.c USES text base LIBS PkgConfig::JANSSON)
+target_include_directories(test_text PRIVATE tests/golden src/tensor)
