@@ -281,7 +281,7 @@ static void attend(h3_tensor o, h3_tensor q, h3_tensor k, h3_tensor v, float sca
 {
     const int64_t D = q.ne[2], hk = h / (q.ne[1] / k.ne[1]);
     const int64_t qo = i * q.st[0] + h * q.st[1], oo = i * o.st[0] + h * o.st[1];
-    double top = -INFINITY, sum = 0;
+    double top = -HUGE_VAL, sum = 0;
 
     for (int64_t j = j0; j < j1; j++) {
         const int64_t ko = j * k.st[0] + hk * k.st[1];
