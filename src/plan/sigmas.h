@@ -20,7 +20,7 @@ enum { H3_MAX_SIGMAS = 4096 };
 
 typedef struct h3_schedule {
     int n_sigmas, n_steps; ///< n_steps = n_sigmas - 1
-    float *sigmas;         ///< [n_sigmas] strictly falling, ends in 0
+    float *sigmas;         ///< [n_sigmas] falling, no two neighbours equal, ends in 0
     float *timesteps;      ///< [n_steps] 1 - sigma
 } h3_schedule;
 
