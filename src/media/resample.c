@@ -65,9 +65,14 @@ int64_t h3_resample_length(int64_t n, int from, int to)
     int64_t g, product;
 
     if (n < 0 || from <= 0 || to <= 0) return -1;
+    if (from == to) return n;
     g = gcd(from, to);
     if (!h3_mul_i64(n, to / g, &product)) return -1;
-    return h3_ceil_div(product, from / g);
+    // torchaudio takes the ceiling of a float32, so a fraction below half a float32 step is lost;
+    // there are never more samples than whole input blocks give.
+    const int64_t most = (n / (from / g) + 1) * (to / g);
+    const int64_t length = (int64_t)ceilf((float)((double)product / (double)(from / g)));
+    return length < most ? length : most;
 }
 
 /** Kernels of the first n_phases phases: taps [lo[j], lo[j] + span) of each, zero beyond. */

@@ -169,8 +169,10 @@ int64_t h3_audio_resampled(int64_t n_samples, int64_t rate)
     if (rate == H3_AUDIO_RATE) return n_samples;
     const int64_t g = gcd(rate, H3_AUDIO_RATE), to = H3_AUDIO_RATE / g, from = rate / g;
     // torchaudio takes the ceiling of a float32: a length with a fraction below half a float32 step
-    // loses its last sample there, and here.
-    return (int64_t)ceilf((float)((double)(to * n_samples) / (double)from));
+    // loses its last sample there, and here. It never has more than whole input blocks give.
+    const int64_t most = (n_samples / from + 1) * to;
+    const int64_t n = (int64_t)ceilf((float)((double)(to * n_samples) / (double)from));
+    return n < most ? n : most;
 }
 
 int64_t h3_audio_latents(int64_t n_samples)
