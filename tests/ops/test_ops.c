@@ -131,7 +131,7 @@ static double deviation(h3_tensor want, h3_tensor got, double rel, double abs)
     double ss = 0, worst = 0;
 
     if (want.dtype == H3_U8 || want.dtype == H3_I32)
-        return memcmp(want.data, got.data, bytes_of(want)) ? INFINITY : 0;
+        return memcmp(want.data, got.data, bytes_of(want)) ? HUGE_VAL : 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < C; c++) {
             const double w =
@@ -152,7 +152,7 @@ static double deviation(h3_tensor want, h3_tensor got, double rel, double abs)
             const int64_t at = h3_row_offset(&want, r) + C;
             if (want.st[want.rank - 2] > C &&
                 h3_num_load(want.data, want.dtype, at) != h3_num_load(got.data, got.dtype, at))
-                return INFINITY;
+                return HUGE_VAL;
         }
     return worst;
 }
@@ -509,8 +509,9 @@ static void check_attention(bench *b)
             h3_tensor q = head_view(all, 0, H, D), k = head_view(all, H, Hk, D),
                       w = head_view(all, H + Hk, Hk, D), out = make(t, GAP, EXTENTS(S, H, D));
             const float scale = 1 / sqrtf((float)D);
-            /* Scores reach 20 here: their f32 rounding, 1e-6, is what the exponential magnifies. */
-            AGREE(b, out, rel_of(out, 1e-5), rel_of(out, 1e-5),
+            /* Scores reach 20 as sums of 256 terms: their f32 error of 5e-6 is an error of the
+             * weights. */
+            AGREE(b, out, rel_of(out, 3e-5), rel_of(out, 3e-5),
                   attention(d, y, q, k, w, scale, cases[i].cu, cases[i].n, v & 2));
             drop_all();
         }
