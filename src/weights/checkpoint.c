@@ -57,7 +57,8 @@ static h3_status get_item(h3_checkpoint *ck, const char *name, h3_item **out)
     it = &ck->items[ck->n_items];
     memset(it, 0, sizeof *it);
     it->name = h3_strdupf("%s", name);
-    it->is_known = h3_names_known(ck->naming.role, name);
+    it->is_known = ck->naming.role == H3_ROLE_UNKNOWN || ck->naming.role == H3_ROLE_OTHER ||
+                   h3_names_known(ck->naming.role, name);
     if (!h3_names_add(&ck->names, it->name, (uint32_t)ck->n_items)) {
         free(it->name);
         return h3_fail(H3_E_NOMEM, "%s: no memory for its tensor list", ck->path);

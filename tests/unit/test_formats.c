@@ -17,6 +17,7 @@
 #include "checkpoint.h"
 #include "convert.h"
 #include "file.h"
+#include "geometry.h"
 
 #define DATA H3_SOURCE_DIR "/tests/data/formats/"
 
@@ -29,7 +30,14 @@ static h3_status open_case(const hostile_case *c, const char *path)
     h3_manifest *m = NULL;
     h3_status st;
 
-    (void)c;
+    if (strcmp(c->kind, "dit") == 0) {
+        h3_checkpoint *ck = NULL;
+        h3_geometry g;
+        st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL);
+        if (st == H3_OK) st = h3_geometry_read(&g, ck, NULL);
+        h3_ckpt_close(&ck);
+        return st;
+    }
     st = h3_manifest_open(&m, path);
     h3_manifest_close(&m);
     return st;
@@ -93,6 +101,12 @@ static void test_gguf(void **state)
 {
     (void)state;
     assert_true(run_kind("gguf") >= 70);
+}
+
+static void test_dit(void **state)
+{
+    (void)state;
+    assert_true(run_kind("dit") >= 57);
 }
 
 /* ---- samples: decoded values against the expectation ---- */
@@ -203,6 +217,7 @@ static const sample samples[] = {
     {"dit-pruned-int8", "dit-pruned-int8.safetensors", NULL, 0, 0},
     {"dit-pruned-mixed", "dit-pruned-mixed.safetensors", NULL, 0, 0},
     {"dit-pruned-w4a8", "dit-pruned-w4a8.safetensors", NULL, 0, 0},
+    {"gguf-types", "gguf-types.gguf", NULL, 0, 0},
     {"te-original", "te-original", NULL, 3, 0},
     {"te-comfy", "te-comfy.safetensors", NULL, 0, 0},
     {"te-int8", "te-int8.safetensors", NULL, 0, 0},
@@ -248,9 +263,8 @@ static void test_samples(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_safetensors),
-        cmocka_unit_test(test_index),
-        cmocka_unit_test(test_gguf),
+        cmocka_unit_test(test_safetensors), cmocka_unit_test(test_index),
+        cmocka_unit_test(test_gguf),        cmocka_unit_test(test_dit),
         cmocka_unit_test(test_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
