@@ -416,11 +416,21 @@ static float cell_position(int64_t i, int64_t n)
     return 2.0f * (((float)i + 0.5f) / (float)n) - 1.0f;
 }
 
+/* 1 / theta^(6 i / n), rounded to float32 where the reference rounds: angles reach 2 pi, and there
+ * a float32 angle is off by more than the tables are. */
+static float frequency(double theta, int64_t i, int64_t n)
+{
+    const float exponent = (float)(6 * i) / (float)n;
+
+    return 1.0f / (float)pow(theta, (double)exponent);
+}
+
 void h3_video_vae_rope(const h3_video_vae_geometry *g, int64_t t, int64_t h, int64_t w,
                        float *position, float *cos_out, float *sin_out)
 {
     const int64_t turned = (int64_t)((double)g->head_dim * g->rope_ratio), per_axis = turned / 6;
     const int64_t n = t * h * w;
+    const float two_pi = 6.28318530717958647692f;
 
     for (int64_t s = 0; s < n + g->n_registers + 1; s++) {
         const float p[3] = {s < n ? cell_position(s / (h * w), t) : 0.0f,
@@ -429,10 +439,9 @@ void h3_video_vae_rope(const h3_video_vae_geometry *g, int64_t t, int64_t h, int
         for (int64_t a = 0; a < 3; a++) {
             if (position) position[s * 3 + a] = p[a];
             for (int64_t i = 0; i < per_axis; i++) {
-                const double f = pow(g->rope_theta, -(double)(6 * i) / (double)turned);
-                const double angle = 2 * 3.14159265358979323846 * (double)p[a] * f;
-                cos_out[(s * 3 + a) * per_axis + i] = (float)cos(angle);
-                sin_out[(s * 3 + a) * per_axis + i] = (float)sin(angle);
+                const float angle = two_pi * p[a] * frequency(g->rope_theta, i, turned);
+                cos_out[(s * 3 + a) * per_axis + i] = (float)cos((double)angle);
+                sin_out[(s * 3 + a) * per_axis + i] = (float)sin((double)angle);
             }
         }
     }
