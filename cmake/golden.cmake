@@ -21,7 +21,8 @@ set(golden_rooms_dit h3_nets_dit h3_sampler h3_plan h3_weights h3_backends)
 set(golden_rooms_encoder h3_nets_encoder h3_weights h3_backends)
 set(golden_rooms_video_vae h3_nets_video_vae h3_plan h3_weights h3_backends)
 set(golden_rooms_audio_vae h3_nets_audio_vae h3_plan h3_weights h3_backends)
-set(golden_rooms_pipeline h3)
+set(golden_rooms_pipeline h3_pipeline h3_builtin h3_sampler h3_nets_dit h3_nets_encoder h3_nets_video_vae
+                          h3_nets_audio_vae h3_weights h3_media h3_text h3_plan h3_backends)
 
 set(golden_kinds)
 foreach(kind plan text media dit encoder video_vae audio_vae pipeline)

@@ -6,6 +6,7 @@
 #include "builtin.h"
 #include "job.h"
 #include "output.h"
+#include "tools.h"
 
 #ifdef H3_HAVE_BUILTIN
 extern const h3_builtin_file h3_builtin_table[];
@@ -16,7 +17,7 @@ extern const size_t h3_builtin_count;
 #define H3_VERSION "0.1.0"
 #endif
 
-static void register_builtin(void)
+void h3_register_builtin(void)
 {
 #ifdef H3_HAVE_BUILTIN
     h3_builtin_register(h3_builtin_table, h3_builtin_count);
@@ -104,7 +105,7 @@ h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
 
     *out = NULL;
     if (!e) return h3_fail(H3_E_NOMEM, "no memory for an engine");
-    register_builtin();
+    h3_register_builtin();
     e->is_builtin = !opts->model || h3_is_builtin(opts->model);
     e->has_timing = opts->has_timing;
     const h3_dev_opts dev = {opts->n_threads, opts->math, &e->cancel};

@@ -80,13 +80,15 @@ static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
     h3_audio_vae *v = NULL;
     h3_status st;
 
+    const h3_tensor z =
+        h3_tensor_3d(j->latents.audio, H3_F32, 2, H3_AUDIO_LATENT_CHANNELS, j->latents.n_audio);
+
     *n = j->latents.n_audio * H3_AUDIO_HOP;
     *pcm = malloc((size_t)(2 * *n) * sizeof(float));
     if (!*pcm) return h3_fail(H3_E_NOMEM, "no memory for %lld samples of sound", (long long)*n);
     st = h3_ckpt_open(&ck, e->model.audio_vae, H3_ROLE_AUDIO_VAE, &e->ckpt);
     if (st == H3_OK) st = h3_audio_vae_open(&v, e->dev, ck, H3_AUDIO_VAE_DECODER);
-    if (st == H3_OK)
-        st = h3_audio_vae_decode(e->dev, v, j->latents.audio, j->latents.n_audio, *pcm);
+    if (st == H3_OK) st = h3_audio_vae_decode(e->dev, v, z, NULL, *pcm);
     h3_audio_vae_close(&v);
     h3_ckpt_close(&ck);
     return st;
@@ -260,8 +262,10 @@ static h3_status explain_latents(const h3_job *j, h3_status st)
                    j->latents_path);
 }
 
-static h3_status load_inputs(h3_job *j)
+h3_status h3_job_load(h3_job *j)
 {
+    H3_TRY(h3_request_task(&j->task, j->rq));
+    H3_TRY(h3_request_check(j->rq, j->task));
     if (j->sources.n == 0) H3_TRY(h3_sources_load(&j->sources, j->rq, j->task, j->e));
     H3_TRY(h3_request_plan(&j->plan, j->rq, j->task, &j->sources, j->e));
     tell_plan(j);
@@ -281,12 +285,10 @@ h3_status h3_job_run(h3_job *j)
 {
     h3_status st;
 
-    H3_TRY(h3_request_task(&j->task, j->rq));
-    H3_TRY(h3_request_check(j->rq, j->task));
     j->latents_path = beside_output(j->rq, j->rq->latents_path, ".latents");
     j->checkpoint_path = beside_output(j->rq, j->rq->checkpoint_path, ".checkpoint");
     h3_job_phase(j, "load", 0, 0.02);
-    H3_TRY(load_inputs(j));
+    H3_TRY(h3_job_load(j));
     H3_TRY(h3_output_check(j->rq, (int)j->plan->canvas.width, (int)j->plan->canvas.height,
                            j->plan->n_frames));
     h3_job_phase_end(j);

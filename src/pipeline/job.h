@@ -44,8 +44,10 @@ H3_NODISCARD h3_status h3_job_run(h3_job *j);
 H3_NODISCARD h3_status h3_job_decode(h3_job *j);
 void h3_job_free(h3_job *j);
 
-/* ---- phases, each a door with its own golden (job_text.c, job_encode.c, job_sample.c) ---- */
+/* ---- phases, each a door with its own golden (job.c, job_text.c, job_encode.c, job_sample.c) ----
+ */
 
+h3_status h3_job_load(h3_job *j);
 h3_status h3_job_text(h3_job *j);
 h3_status h3_job_encode(h3_job *j);
 h3_status h3_job_noise(h3_job *j);

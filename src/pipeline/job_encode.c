@@ -76,7 +76,8 @@ static h3_status encode_all_sound(h3_job *j)
         if (!j->sound_rows[i])
             st = h3_fail(H3_E_NOMEM, "no memory for the sound of condition %d", i + 1);
         else
-            st = h3_audio_vae_encode(e->dev, v, p->pcm, p->n_samples, j->sound_rows[i], n);
+            st = h3_audio_vae_encode(e->dev, v, h3_tensor_2d(p->pcm, H3_F32, 2, p->n_samples),
+                                     false, j->sound_rows[i]);
     }
     h3_audio_vae_close(&v);
     h3_ckpt_close(&ck);

@@ -1,0 +1,2 @@
+add_executable(h3av cli/main.c cli/args.c cli/progress.c)
+target_link_libraries(h3av PRIVATE h3)

@@ -1,0 +1,130 @@
+/** The small public calls: tokenize, dump, mux, inspect; see <h3av/h3av.h>. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "file.h"
+#include "frame_files.h"
+#include "job.h"
+#include "st_write.h"
+#include "tools.h"
+
+/* ----------------------------------------------------------------------------------- tokenize */
+
+/* A path may name a tokenizer, or a model that has one. */
+static h3_status open_tokenizer(h3_tok **out, const char *path)
+{
+    const h3_model_paths paths = {.root = path};
+    h3_model m;
+    h3_status st;
+
+    if (path && h3_tok_open(out, path) == H3_OK) return H3_OK;
+    if (path && !h3_path_is_dir(path)) return h3_tok_open(out, path);
+    st = h3_model_find(&m, &paths);
+    if (st == H3_OK) st = h3_tok_open(out, m.tokenizer);
+    h3_model_free(&m);
+    return st;
+}
+
+static json_t *describe_token(const h3_tok *t, int32_t id)
+{
+    char bytes[256];
+    size_t n = h3_tok_decode_piece(t, id, bytes, sizeof bytes);
+    json_t *text;
+
+    if (n > sizeof bytes) n = sizeof bytes;
+    text = json_stringn(bytes, n); // NULL when the piece is a fragment of a character
+    if (!text) {
+        size_t len = 0;
+        const char *s = h3_tok_string(t, id, &len);
+        text = json_stringn(s ? s : "", s ? len : 0);
+    }
+    return json_pack("{s:i, s:o}", "id", id, "text", text ? text : json_null());
+}
+
+h3_status h3_tokenize(const char *path, const char *text, char **json)
+{
+    h3_tok *t = NULL;
+    h3_tok_ids ids = {0};
+    json_t *list, *tokens;
+    h3_status st;
+
+    *json = NULL;
+    h3_register_builtin();
+    H3_TRY(open_tokenizer(&t, path));
+    st = h3_tok_encode(t, &ids, text, strlen(text));
+    if (st == H3_OK) {
+        list = json_array();
+        tokens = json_array();
+        for (size_t i = 0; i < ids.n; i++) {
+            json_array_append_new(list, json_integer(ids.id[i]));
+            json_array_append_new(tokens, describe_token(t, ids.id[i]));
+        }
+        json_t *o =
+            json_pack("{s:I, s:o, s:o}", "count", (json_int_t)ids.n, "ids", list, "tokens", tokens);
+        *json = json_dumps(o, JSON_COMPACT);
+        json_decref(o);
+    }
+    h3_tok_ids_free(&ids);
+    h3_tok_free(&t);
+    return st;
+}
+
+/* --------------------------------------------------------------------------------------- dump */
+
+static h3_status dump_one(h3_checkpoint *ck, const char *name, const char *out_path)
+{
+    int rank;
+    int64_t ne[8], n = 1;
+    float *data;
+    h3_status st;
+
+    if (!h3_ckpt_shape(ck, name, &rank, ne))
+        return h3_fail(H3_E_MISSING, "%s: no tensor %s (h3av inspect -v lists the names)",
+                       h3_ckpt_path(ck), name);
+    if (rank > H3_MAX_RANK)
+        return h3_fail(H3_E_UNSUPPORTED, "%s: tensor %s has rank %d", h3_ckpt_path(ck), name, rank);
+    for (int i = 0; i < rank; i++)
+        n *= ne[i];
+    data = malloc((size_t)(n ? n : 1) * sizeof(float));
+    if (!data) return h3_fail(H3_E_NOMEM, "%s: no memory for %s", h3_ckpt_path(ck), name);
+    st = h3_ckpt_floats(ck, data, name, n);
+    const int64_t one = 1;
+    const h3_st_tensor t = {name, h3_host_tensor(data, H3_F32, rank ? rank : 1, rank ? ne : &one)};
+    if (st == H3_OK) st = h3_st_write(out_path, &t, 1, NULL);
+    free(data);
+    return st;
+}
+
+h3_status h3_dump(const char *path, const char *name, const char *qkv, const char *out_path)
+{
+    const h3_convert_opts opts = {.form = H3_CONVERT_F32};
+    h3_ckpt_opts how = {0};
+    h3_checkpoint *ck = NULL;
+    h3_status st;
+
+    h3_register_builtin();
+    H3_TRY(h3_parse_qkv(&how.qkv, qkv));
+    H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
+    st = name ? dump_one(ck, name, out_path) : h3_convert(ck, out_path, &opts);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+/* ---------------------------------------------------------------------------------------- mux */
+
+h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps, const h3_request *rq)
+{
+    h3_mux_opt opt = h3_mux_default(0, 0, 0);
+
+    opt.codec = rq->codec;
+    opt.preset = rq->preset;
+    opt.crf = rq->crf;
+    opt.has_meta = false;
+    if (fps != 0) {
+        if (fps < 1 || fps > 240 || fps != (double)(int)fps)
+            return h3_fail(H3_E_ARG, "fps %g: expected a whole number from 1 to 240", fps);
+        opt.fps = (int)fps;
+    }
+    return h3_mux_folder(rq->out_path, frames_dir, wav, &opt);
+}
