@@ -261,11 +261,12 @@ static void test_stream_is_kept_across_large_draws(void **state)
     assert_memory_equal(x, x + 1, sizeof *x);
 }
 
-/* Restarted conditions are the front of one longer draw; here it needs several pieces. */
+/* Restarted conditions are the front of one longer draw; here it needs several pieces, the second
+ * time 4096 values and 8, which must not become a draw of their own. */
 static void test_restarted_condition(void **state)
 {
     (void)state;
-    const h3_latent_shape shapes[] = {{1, 13, 5}, {2, 3, 3}}, video = {7, 2, 2};
+    const h3_latent_shape shapes[] = {{1, 13, 5}, {1, 19, 1}}, video = {7, 2, 2};
     const h3_noise_spec spec = {.seed = 9,
                                 .order = H3_NOISE_RESTART,
                                 .n_conditions = 2,
@@ -275,7 +276,7 @@ static void test_restarted_condition(void **state)
     for (int k = 0; k < 2; k++) {
         const int64_t hw = shapes[k].h * shapes[k].w, keep = shapes[k].t * hw, depth = 9 * hw;
         float *all = malloc((size_t)(24 * depth) * sizeof *all);
-        float *got[2] = {malloc(24 * 65 * sizeof(float)), malloc(24 * 18 * sizeof(float))};
+        float *got[2] = {malloc(24 * 65 * sizeof(float)), malloc(24 * 19 * sizeof(float))};
         h3_rng r;
         h3_rng_seed(&r, 9);
         h3_rng_normal(&r, all, 24 * depth);
@@ -1007,6 +1008,27 @@ static void test_schedule_merges(void **state)
     h3_schedule_free(&s);
 }
 
+/* The step goes back by 1 - t, t as the network saw it: below 0.5 that is not always sigma. */
+static void test_euler_factors(void **state)
+{
+    (void)state;
+    h3_schedule s;
+    int n_other = 0;
+    assert_int_equal(h3_schedule_init(&s, 50, 3.0), H3_OK);
+    for (int i = 0; i < s.n_steps; i++) {
+        const h3_euler e = h3_sigma_euler(&s, i);
+        float x = 1.0f;
+        const float t = 1.0f - s.sigmas[i], v = 2.0f;
+        assert_true(s.timesteps[i] == t && e.back == 1.0f - t);
+        assert_true(e.ratio == s.sigmas[i + 1] / s.sigmas[i] && e.rest == 1.0f - e.ratio);
+        n_other += e.back != s.sigmas[i];
+        h3_sigma_step(&x, &v, 1, e);
+        assert_true(x == e.ratio + e.rest * (1.0f + e.back * v));
+    }
+    assert_true(n_other > 0);
+    h3_schedule_free(&s);
+}
+
 /* ---------------------------------------------------------------- whole plans */
 
 static h3_plan *plan_ok(const h3_plan_request *r)
@@ -1307,6 +1329,7 @@ int main(void)
         cmocka_unit_test(test_layout_errors),
         cmocka_unit_test(test_schedule_errors),
         cmocka_unit_test(test_schedule_merges),
+        cmocka_unit_test(test_euler_factors),
         cmocka_unit_test(test_plan_default),
         cmocka_unit_test(test_plan_counts),
         cmocka_unit_test(test_plan_canvas),
