@@ -266,7 +266,7 @@ static void test_stream_is_kept_across_large_draws(void **state)
 static void test_restarted_condition(void **state)
 {
     (void)state;
-    const h3_latent_shape shapes[] = {{1, 13, 5}, {1, 19, 1}}, video = {7, 2, 2};
+    const h3_latent_shape shapes[] = {{1, 13, 5}, {9, 19, 1}}, video = {7, 2, 2};
     const h3_noise_spec spec = {.seed = 9,
                                 .order = H3_NOISE_RESTART,
                                 .n_conditions = 2,
@@ -276,7 +276,7 @@ static void test_restarted_condition(void **state)
     for (int k = 0; k < 2; k++) {
         const int64_t hw = shapes[k].h * shapes[k].w, keep = shapes[k].t * hw, depth = 9 * hw;
         float *all = malloc((size_t)(24 * depth) * sizeof *all);
-        float *got[2] = {malloc(24 * 65 * sizeof(float)), malloc(24 * 19 * sizeof(float))};
+        float *got[2] = {malloc(24 * 65 * sizeof(float)), malloc(24 * 171 * sizeof(float))};
         h3_rng r;
         h3_rng_seed(&r, 9);
         h3_rng_normal(&r, all, 24 * depth);
