@@ -30,8 +30,10 @@ static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
 /* `len` pixels of one output line for one tap: from[index[i]], or 0 where the index is -1. */
 INLINE void gather(const float *from, const int32_t *index, int64_t len, float *dst)
 {
-    /* No table steps by more than one unless strided, so equal ends mean a contiguous run. */
-    if (index[0] >= 0 && index[len - 1] == index[0] + len - 1) {
+    /* No table steps by more than one unless strided, so ends that far apart mean a contiguous run;
+     * the second entry excludes strided lines that a mirrored end makes look like one (2, 4, 4). */
+    if (index[0] >= 0 && index[len - 1] == index[0] + len - 1 &&
+        (len == 1 || index[1] == index[0] + 1)) {
         from += index[0];
         if (len == NR) {
             v_store(dst, v_load(from));
