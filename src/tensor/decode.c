@@ -532,9 +532,9 @@ INLINE void rows_body(const h3_weight_part *p, int64_t row, int64_t n, float *re
     }
 }
 
-/* out[r, c0 + c] += sum_j (scale * b[r, j]) * a[j, c0 + c], a stripe of columns at a time so that
- * the stripe of `out` stays in cache. b_col holds one column of b. */
-enum { STRIPE = 512, ROWS_AT_ONCE = 64 };
+/* out[r, c0 + c] += sum_j (scale * b[map(r), j]) * a[j, c0 + c], a stripe of columns at a time so
+ * that the stripe of `out` stays in cache. */
+enum { STRIPE = 512 };
 
 INLINE void plain_run(uint8_t enc, const uint8_t *s, int64_t n, float *restrict out)
 {
@@ -560,9 +560,11 @@ INLINE void lora_body(const h3_lora *l, int64_t row, int64_t n, int64_t cols, fl
                       (const uint8_t *)a->data + (size_t)j * a->row_bytes + (size_t)c0 * width, nc,
                       stripe);
             for (int64_t r = 0; r < n; r++) {
+                const int64_t at = h3_lora_row(l, row + r);
                 float f, *y = out + r * cols + c0;
+                if (at < 0) continue;
                 plain_run(b->encoding,
-                          (const uint8_t *)b->data + (size_t)(row + r) * b->row_bytes +
+                          (const uint8_t *)b->data + (size_t)at * b->row_bytes +
                               (size_t)j * b_width,
                           1, &f);
                 f *= l->scale;
@@ -715,13 +717,8 @@ void h3_weight_rows(const h3_weight *w, int64_t row, int64_t n, float *out)
         }
         first += p->rows;
     }
-    for (int i = 0; i < w->n_lora; i++) {
-        const h3_lora *l = &w->lora[i];
-        const int64_t lo = row > l->row0 ? row : l->row0;
-        const int64_t end = l->row0 + l->b.rows;
-        const int64_t hi = row + n < end ? row + n : end;
-        if (lo < hi) use->lora(l, lo - l->row0, hi - lo, w->cols, out + (lo - row) * w->cols);
-    }
+    for (int i = 0; i < w->n_lora; i++)
+        use->lora(&w->lora[i], row, n, w->cols, out);
 }
 
 void h3_decode_ggml(uint8_t type, const void *blocks, int64_t from, int64_t n, float *out)

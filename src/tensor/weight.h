@@ -2,8 +2,8 @@
  * A weight matrix as stored: one or more row blocks that together form [out, in].
  *
  * Files disagree about fusion (one qkv matrix, or three; [gate; value] or [value; gate]) and mix
- * encodings inside one group. A weight is therefore a list of parts, each a slice of a mapped file in
- * its own encoding; the network sees one matrix. Nothing is copied or converted to build one.
+ * encodings inside one group. A weight is therefore a list of parts, each a slice of a mapped file
+ * in its own encoding; the network sees one matrix. Nothing is copied or converted to build one.
  */
 #ifndef H3_TENSOR_WEIGHT_H
 #define H3_TENSOR_WEIGHT_H
@@ -26,10 +26,10 @@ typedef enum h3_encoding {
 enum { H3_MAX_PARTS = 4 };
 
 typedef struct h3_weight_part {
-    /** Host bytes (usually mapped, any alignment); row r starts at data + r * row_bytes. row_bytes 0
-     *  (ggml blocks that cross rows): row r starts at element (row0 + r) * cols of the blocks. */
+    /** Host bytes (usually mapped, any alignment); row r starts at data + r * row_bytes. row_bytes
+     * 0 (ggml blocks that cross rows): row r starts at element (row0 + r) * cols of the blocks. */
     const void *data;
-    void *dev;        ///< where the backend's store put it; equals data on the CPU
+    void *dev; ///< where the backend's store put it; equals data on the CPU
     int64_t rows, cols;
     size_t row_bytes, bytes;
     uint8_t encoding;      ///< h3_encoding
@@ -49,16 +49,43 @@ typedef struct h3_weight_part {
     const float *in_scale; ///< AWQ: factor on the module's input [cols], or NULL
 } h3_weight_part;
 
+/** Which row of `b` a row of the weight takes; C = 3 q/k/v parts of H heads of `head` channels. */
+typedef enum h3_lora_rows {
+    H3_LORA_RANGE = 0, ///< weight rows [row0, row0 + b.rows) <- 0, 1, ...
+    H3_LORA_ONE_OF_3,  ///< interleaved weight, b holds part `slot` alone
+    H3_LORA_STACKED,   ///< interleaved weight, b rows [q; k; v]
+    H3_LORA_MIXED      ///< weight rows [q; k; v], b interleaved
+} h3_lora_rows;
+
 /**
- * A low-rank addition: rows [row0, row0 + b.rows) of the weight get scale * B A. a [rank, cols] and
- * b [rows, rank] are plain (F32, BF16, F16), usually mapped. h3_weight_rows merges it while it
- * decodes; a device may instead add scale * (x A^T) B^T to the product.
+ * A low-rank addition to a weight: scale * B A. a [rank, cols] and b [n, rank] are plain (F32,
+ * BF16, F16), usually mapped; row r of the weight takes row h3_lora_row(l, r) of b. h3_weight_rows
+ * merges it while it decodes; a device may instead add scale * (x A^T) B^T to the product.
  */
 typedef struct h3_lora {
     h3_weight_part a, b;
     int64_t row0;
-    float scale; ///< strength * alpha / rank
+    int64_t weight_rows; ///< rows of the whole weight
+    int32_t head;        ///< channels per head, for the q/k/v maps
+    uint8_t map, slot;   ///< h3_lora_rows
+    float scale;         ///< strength * alpha / rank
 } h3_lora;
+
+/** Row of l->b that row r of the weight takes, or -1. */
+static inline int64_t h3_lora_row(const h3_lora *l, int64_t r)
+{
+    const int64_t D = l->head, inner = l->weight_rows / 3;
+    switch (l->map) {
+    case H3_LORA_ONE_OF_3:
+        return r / D % 3 == l->slot ? r / (3 * D) * D + r % D : -1;
+    case H3_LORA_STACKED:
+        return r / D % 3 * inner + r / (3 * D) * D + r % D;
+    case H3_LORA_MIXED:
+        return (r % inner / D * 3 + r / inner) * D + r % D;
+    default:
+        return r >= l->row0 && r < l->row0 + l->b.rows ? r - l->row0 : -1;
+    }
+}
 
 typedef struct h3_weight {
     const char *name; ///< canonical name, for messages and taps

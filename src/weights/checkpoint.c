@@ -15,6 +15,7 @@
 #include "checkpoint_impl.h"
 #include "decode.h"
 #include "json.h"
+#include "lora_impl.h"
 #include "size.h"
 
 /* ---- items ---- */
@@ -375,6 +376,9 @@ void h3_ckpt_close(h3_checkpoint **ckp)
         h3_dev_free(ck->vectors[i].dev, &ck->vectors[i].t);
     for (size_t i = 0; i < ck->n_items; i++)
         free(ck->items[i].name);
+    for (size_t i = 0; i < ck->n_adapters; i++)
+        h3_adapter_free(&ck->adapters[i]);
+    free(ck->adapters);
     free(ck->vectors);
     free(ck->items);
     h3_names_free(&ck->names);
@@ -662,6 +666,7 @@ h3_status h3_ckpt_matrix(h3_checkpoint *ck, h3_dev *d, h3_weight *out, const cha
     out->cols = cols;
     out->n_parts = n;
     out->interleaved = h3_item_is_interleaved(ck, it);
+    H3_TRY(h3_lora_bind(ck, it, out));
     it->is_bound = true;
     if (d->mem == H3_HOST)
         for (int i = 0; i < n; i++)

@@ -16,8 +16,10 @@
 
 #include "checkpoint.h"
 #include "convert.h"
+#include "decode.h"
 #include "file.h"
 #include "geometry.h"
+#include "lora.h"
 
 #define DATA H3_SOURCE_DIR "/tests/data/formats/"
 
@@ -35,6 +37,16 @@ static h3_status open_case(const hostile_case *c, const char *path)
         h3_geometry g;
         st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL);
         if (st == H3_OK) st = h3_geometry_read(&g, ck, NULL);
+        h3_ckpt_close(&ck);
+        return st;
+    }
+    if (strcmp(c->kind, "lora") == 0) {
+        const h3_lora_opts opts = {.strength = 1.0f, .is_strict = true};
+        h3_checkpoint *ck = NULL;
+        h3_lora_report report = {0};
+        st = h3_ckpt_open(&ck, DATA "hostile/dt-valid.safetensors", H3_ROLE_DIT, NULL);
+        if (st == H3_OK) st = h3_ckpt_add_lora(ck, path, &opts, &report);
+        free(report.unmatched);
         h3_ckpt_close(&ck);
         return st;
     }
@@ -106,7 +118,13 @@ static void test_gguf(void **state)
 static void test_dit(void **state)
 {
     (void)state;
-    assert_true(run_kind("dit") >= 57);
+    assert_true(run_kind("dit") >= 56);
+}
+
+static void test_lora(void **state)
+{
+    (void)state;
+    assert_true(run_kind("lora") >= 19);
 }
 
 /* ---- samples: decoded values against the expectation ---- */
@@ -260,12 +278,96 @@ static void test_samples(void **state)
     assert_int_equal(failed, 0);
 }
 
+/* The adapter on a base of zeros is the delta: rows in the base's order, compared in [q; k; v]. */
+static int check_delta(h3_checkpoint *ck, h3_dev *d, const char *form, bool is_mixed)
+{
+    char *expected = h3_strdupf(DATA "samples/%s.expected.json", form);
+    json_t *top = json_load_file(expected, 0, NULL), *want;
+    const char *name;
+    int failed = 0;
+
+    assert_non_null(top);
+    json_object_foreach(json_object_get(top, "tensors"), name, want)
+    {
+        char *module = h3_strdupf("%.*s", (int)(strlen(name) - 7), name);
+        const bool is_qkv = strstr(name, "qkv_proj") != NULL;
+        int rank;
+        int64_t ne[8];
+        h3_weight w;
+        assert_true(h3_ckpt_shape(ck, name, &rank, ne));
+        assert_int_equal(h3_ckpt_matrix(ck, d, &w, module, ne[0], ne[1], false), H3_OK);
+        void *zeros = calloc((size_t)(ne[0] * ne[1]), 4);
+        float *got = malloc((size_t)(ne[0] * ne[1]) * 4), *plain;
+        w.part[0] = (h3_weight_part){.data = zeros,
+                                     .rows = ne[0],
+                                     .cols = ne[1],
+                                     .row_bytes = (size_t)ne[1] * 4,
+                                     .encoding = H3_ENC_F32};
+        w.n_parts = 1;
+        assert_int_equal(w.interleaved, is_mixed && is_qkv);
+        plain = malloc((size_t)(ne[0] * ne[1]) * 4);
+        for (int64_t r = 0; r < ne[0]; r += 7) // odd tiles, as a product takes them
+            h3_weight_rows(&w, r, ne[0] - r < 7 ? ne[0] - r : 7, got + r * ne[1]);
+        for (int64_t r = 0; r < ne[0]; r++) {
+            const int64_t D = 32, inner = ne[0] / 3;
+            const int64_t from = w.interleaved ? (r % inner / D * 3 + r / inner) * D + r % D : r;
+            memcpy(plain + r * ne[1], got + from * ne[1], (size_t)ne[1] * 4);
+        }
+        const h3_entry e = {.rank = 2,
+                            .ne = {ne[0], ne[1]},
+                            .data = (const unsigned char *)plain,
+                            .bytes = (size_t)(ne[0] * ne[1]) * 4};
+        const char *why = compare(&e, want, NULL);
+        if (why) fprintf(stderr, "%s: %s: %s\n", form, name, why);
+        failed += why != NULL;
+        free(zeros);
+        free(got);
+        free(plain);
+        free(module);
+    }
+    json_decref(top);
+    free(expected);
+    return failed;
+}
+
+static void test_lora_samples(void **state)
+{
+    static const char *const forms[] = {"lora-peft", "lora-comfy", "lora-kohya", "lora-diffsynth",
+                                        "lora-native"};
+    static const char *const bases[] = {"dit-comfy.safetensors", "dit-original/transformer",
+                                        "dit-diffusers/transformer"};
+    h3_dev *d;
+    int failed = 0;
+
+    (void)state;
+    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    for (size_t b = 0; b < 3; b++)
+        for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+            char *base = h3_strdupf(DATA "samples/%s", bases[b]);
+            char *path = h3_strdupf(DATA "samples/%s.safetensors", forms[f]);
+            h3_checkpoint *ck = NULL;
+            h3_lora_report rep;
+            h3_status st = h3_ckpt_open(&ck, base, H3_ROLE_DIT, NULL);
+            if (st == H3_OK) st = h3_ckpt_add_lora(ck, path, NULL, &rep);
+            if (st != H3_OK) fail_msg("%s on %s: %s", forms[f], bases[b], h3_error());
+            assert_int_equal(rep.n_modules, rep.n_matched);
+            assert_null(rep.unmatched);
+            failed += check_delta(ck, d, forms[f], b == 1);
+            h3_ckpt_close(&ck);
+            free(base);
+            free(path);
+        }
+    h3_dev_close(&d);
+    assert_int_equal(failed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_safetensors), cmocka_unit_test(test_index),
-        cmocka_unit_test(test_gguf),        cmocka_unit_test(test_dit),
-        cmocka_unit_test(test_samples),
+        cmocka_unit_test(test_safetensors),  cmocka_unit_test(test_index),
+        cmocka_unit_test(test_gguf),         cmocka_unit_test(test_dit),
+        cmocka_unit_test(test_lora),         cmocka_unit_test(test_samples),
+        cmocka_unit_test(test_lora_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
