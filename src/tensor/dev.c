@@ -213,7 +213,7 @@ h3_status h3_dev_download(h3_dev *d, void *dst, h3_tensor src)
     const size_t n = dense_bytes(src);
 
     if (d->is_plan || n == 0) return H3_OK;
-    if (d->download) return d->download(d, dst, src.data, n);
+    if (d->download && src.mem == H3_DEVICE) return d->download(d, dst, src.data, n); // host: a tap
     memcpy(dst, src.data, n);
     return H3_OK;
 }

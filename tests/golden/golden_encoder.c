@@ -21,6 +21,18 @@
 #include "golden.h"
 #include "half.h"
 
+/* Under ASan an arena on the host keeps red zones, which a counting one does not. */
+#if defined(__SANITIZE_ADDRESS__)
+#define HAS_RED_ZONES 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HAS_RED_ZONES 1
+#endif
+#endif
+#ifndef HAS_RED_ZONES
+#define HAS_RED_ZONES 0
+#endif
+
 enum { N_KINDS = 2, DEFAULT_SIDE = 48, DEFAULT_MERGE = 2 };
 static const char *const kind_name[N_KINDS] = {"image", "video"};
 
@@ -313,7 +325,8 @@ static h3_status run_once(golden *g, model *m, const request *q, run *r, h3_dtyp
     m->d->tap = NULL;
     h3_dev_free(m->d, &out);
     if (st == H3_OK && !r->is_quiet)
-        golden_check(g, "planned scratch", m->d->scratch.peak == bytes && m->d->scratch.used == 0,
+        golden_check(g, "planned scratch",
+                     (HAS_RED_ZONES || m->d->scratch.peak == bytes) && m->d->scratch.used == 0,
                      "%zu bytes planned, %zu taken, %zu not given back", bytes, m->d->scratch.peak,
                      m->d->scratch.used);
     return st;

@@ -19,6 +19,7 @@
 
 #include "encoder.h"
 #include "encoder_tables.h"
+#include "file.h"
 #include "half.h"
 #include "manifest.h"
 
@@ -454,6 +455,87 @@ static void test_untouched_bytes(void **state)
     free(pos);
 }
 
+/* ---- configurations that do not belong to the tensors, or to nobody ---- */
+
+/* Opens the tiny tower beside a config.json in which part.key was replaced (NULL: removed). */
+static h3_status open_with(const char *folder, const char *part, const char *key, const char *json)
+{
+    const h3_encoder_opts opts = {.act = H3_F32, .has_vision = true};
+    char *path = h3_path_join(folder, "config.json");
+    json_t *config = json_load_file(TINY "/config.json", 0, NULL);
+    json_t *o = part[0] ? json_object_get(config, part) : config;
+    fixture f = {0};
+    h3_status st;
+
+    assert_non_null(o);
+    if (json)
+        assert_int_equal(json_object_set_new(o, key, json_loads(json, JSON_DECODE_ANY, NULL)), 0);
+    else
+        json_object_del(o, key);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    assert_int_equal(h3_dev_open(&f.d, "ref", NULL), H3_OK);
+    st = h3_ckpt_open(&f.ck, folder, H3_ROLE_TEXT_ENCODER, NULL);
+    if (st == H3_OK) st = h3_encoder_open(&f.e, f.ck, f.d, &opts);
+    close_all(&f);
+    json_decref(config);
+    unlink(path);
+    free(path);
+    return st;
+}
+
+static void test_configurations(void **state)
+{
+    static const struct {
+        const char *part, *key, *json;
+        h3_status want;
+    } cases[] = {
+        {"text_config", "bos_token_id", "3", H3_OK},
+        {"text_config", "head_dim", NULL, H3_OK}, // the shapes know
+        {"text_config", "rope_parameters", "{\"rope_theta\": 5e6, \"mrope_section\": [8, 4, 4]}",
+         H3_OK},
+        {"text_config", "num_attention_heads", "8", H3_E_SHAPE},
+        {"text_config", "num_key_value_heads", "\"2\"", H3_E_SHAPE},
+        {"text_config", "hidden_act", "\"gelu\"", H3_E_UNSUPPORTED},
+        {"text_config", "rope_theta", NULL, H3_E_FORMAT},
+        {"text_config", "rope_theta", "1e300", H3_E_FORMAT},
+        {"text_config", "rms_norm_eps", "-1", H3_E_FORMAT},
+        {"text_config", "rope_scaling", "{}", H3_E_FORMAT},
+        {"text_config", "rope_scaling", "{\"mrope_section\": [8, 4, 5]}", H3_E_FORMAT},
+        {"text_config", "rope_scaling", "{\"mrope_section\": [\"a\", 8, 8]}", H3_E_FORMAT},
+        {"text_config", "rope_scaling", "{\"mrope_section\": [8, 9223372036854775807, 4]}",
+         H3_E_FORMAT},
+        {"", "text_config", NULL, H3_E_MISSING}, // heads of 32 are not the released ones
+        {"", "vision_config", NULL, H3_E_MISSING},
+        {"vision_config", "num_heads", NULL, H3_E_MISSING},
+        {"vision_config", "num_heads", "0", H3_E_SHAPE},
+        {"vision_config", "num_heads", "5", H3_E_SHAPE},
+        {"vision_config", "depth", "4", H3_E_SHAPE},
+        {"vision_config", "spatial_merge_size", "4", H3_E_SHAPE},
+        {"vision_config", "hidden_act", "\"gelu\"", H3_E_UNSUPPORTED},
+        {"vision_config", "deepstack_visual_indexes", NULL, H3_E_MISSING},
+        {"vision_config", "deepstack_visual_indexes", "[0, 2]", H3_E_SHAPE},
+        {"vision_config", "deepstack_visual_indexes", "[0, 3, 2]", H3_E_FORMAT},
+        {"vision_config", "deepstack_visual_indexes", "[0, 2, 5]", H3_E_FORMAT},
+        {"vision_config", "deepstack_visual_indexes", "[-1, 2, 3]", H3_E_FORMAT},
+    };
+    char folder[] = "/tmp/h3av-encoder-XXXXXX", *link;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    link = h3_path_join(folder, "model.safetensors");
+    assert_int_equal(symlink(TINY "/model.safetensors", link), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const h3_status st = open_with(folder, cases[i].part, cases[i].key, cases[i].json);
+
+        if (st != cases[i].want)
+            fail_msg("%s.%s = %s gave %s: %s", cases[i].part, cases[i].key,
+                     cases[i].json ? cases[i].json : "(removed)", h3_status_name(st), h3_error());
+    }
+    unlink(link);
+    rmdir(folder);
+    free(link);
+}
+
 /* ---- the released sizes, without a config.json ---- */
 
 /** Writes a header; the data behind it is one hole. */
@@ -604,6 +686,7 @@ int main(void)
         cmocka_unit_test(test_row_chunks),
         cmocka_unit_test(test_untouched_bytes),
         cmocka_unit_test(test_bf16_rounding_points),
+        cmocka_unit_test(test_configurations),
         cmocka_unit_test(test_released_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
