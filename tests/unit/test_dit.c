@@ -176,32 +176,38 @@ static const double positions[5 * 3] = {0,    0,       0,     4711.25, -31.9, 17
                                         -2.1, 9001.07, 13.37, 5.0,     1.0,   2.0,  3.0};
 static const float times[3] = {0.25f, 0.5f, 1.0f};
 
+static const int32_t text_at[] = {0}, video_at[] = {3, 4}, audio_at[] = {1, 2};
+static const int32_t mod_row[] = {3 * 0 + 1, 3 * 2 + 2, 3 * 1 + 2, 3 * 2 + 0, 3 * 0 + 0};
+
 /* One text row, two video and two audio rows, three timesteps that lie on a grid of quarters. */
+static h3_dit_request small_request(float *embed)
+{
+    for (int i = 0; i < 24; i++)
+        embed[i] = sinf((float)i);
+    return (h3_dit_request){.act = H3_F32,
+                            .n_rows = 5,
+                            .n_video = 2,
+                            .n_audio = 2,
+                            .n_text = 1,
+                            .video_indices = video_at,
+                            .audio_indices = audio_at,
+                            .text_indices = text_at,
+                            .positions = positions,
+                            .text = h3_tensor_2d(embed, H3_F32, 1, 24),
+                            .n_steps = 1,
+                            .n_timesteps = 3,
+                            .timesteps = times,
+                            .mod_row = mod_row};
+}
+
 static void forward(h3_dev *d, const h3_dit *m)
 {
-    static const int32_t text[] = {0}, video[] = {3, 4}, audio[] = {1, 2};
-    static const int32_t mod_row[] = {3 * 0 + 1, 3 * 2 + 2, 3 * 1 + 2, 3 * 2 + 0, 3 * 0 + 0};
     float embed[24], rows[2 * 96];
     h3_tensor v = {0}, a = {0}, x = {0}, y = {0};
-    h3_dit_request r = {.act = H3_F32,
-                        .n_rows = 5,
-                        .n_video = 2,
-                        .n_audio = 2,
-                        .n_text = 1,
-                        .video_indices = video,
-                        .audio_indices = audio,
-                        .text_indices = text,
-                        .positions = positions,
-                        .text = h3_tensor_2d(embed, H3_F32, 1, 24),
-                        .n_steps = 1,
-                        .n_timesteps = 3,
-                        .timesteps = times,
-                        .mod_row = mod_row};
+    const h3_dit_request r = small_request(embed);
     h3_dit_state *s = NULL;
     size_t scratch, kept;
 
-    for (int i = 0; i < 24; i++)
-        embed[i] = sinf((float)i);
     for (int i = 0; i < 2 * 96; i++)
         rows[i] = cosf(0.7f * (float)i);
     assert_int_equal(h3_dit_scratch_bytes(m, &r, &scratch, &kept), H3_OK);
@@ -257,6 +263,57 @@ static void rotation_is_of_the_float_angle(void **state)
                 differs = fmax(differs, fabs(got - cos(positions[3 * s + axis] * (double)f)));
             }
     assert_true(differs > 1e-5);
+}
+
+/* ---- requests ---- */
+
+static void refused(const h3_dit *m, const h3_dit_request *r, h3_status want, const char *named)
+{
+    h3_dit_state *s;
+
+    assert_int_equal(h3_dit_prepare(&s, m, r), want);
+    assert_null(s);
+    if (!strstr(h3_error(), named)) fail_msg("%s: %s", named, h3_error());
+}
+
+static void requests_that_contradict_themselves(void **state)
+{
+    static const int32_t twice[] = {3, 3}, outside[] = {3, 5}, bad_mod[] = {0, 1, 2, 9, 0};
+    static const int32_t no_cover[] = {0, 4}, backwards[] = {0, 4, 3, 5};
+    static const float late[] = {0.25f, 0.5f, 1.5f}, nan_time[] = {0.25f, NAN, 1.0f};
+    float embed[24];
+    const h3_dit_request good = small_request(embed);
+    h3_dit_request r;
+    h3_dev *d;
+    h3_checkpoint *ck;
+    h3_dit *m;
+
+    (void)state;
+    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&ck, TINY, H3_ROLE_DIT, NULL), H3_OK);
+    assert_int_equal(h3_dit_open(&m, ck, d), H3_OK);
+#define REFUSED(field, value, want, named) \
+    (r = good, r.field = (value), refused(m, &r, want, named))
+    REFUSED(act, H3_F16, H3_E_ARG, "F16");
+    REFUSED(n_text, 2, H3_E_SHAPE, "text embeddings");
+    REFUSED(n_rows, 6, H3_E_ARG, "do not make 6");
+    REFUSED(video_indices, twice, H3_E_ARG, "twice");
+    REFUSED(video_indices, outside, H3_E_ARG, "outside");
+    REFUSED(mod_row, bad_mod, H3_E_ARG, "modulation row 9");
+    REFUSED(timesteps, late, H3_E_ARG, "timestep 2");
+    REFUSED(timesteps, nan_time, H3_E_ARG, "timestep 1");
+    r = good;
+    r.cu = no_cover;
+    r.n_documents = 1;
+    refused(m, &r, H3_E_ARG, "cover");
+    r.cu = backwards;
+    r.n_documents = 3;
+    refused(m, &r, H3_E_ARG, "document 1");
+    // an arena that nobody sized
+    refused(m, &good, H3_E_NOMEM, "too small");
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    h3_dev_close(&d);
 }
 
 /* ---- curve form ---- */
@@ -362,6 +419,7 @@ int main(void)
         cmocka_unit_test(broken_configs_are_named),
         cmocka_unit_test(released_sizes_are_counted),
         cmocka_unit_test(rotation_is_of_the_float_angle),
+        cmocka_unit_test(requests_that_contradict_themselves),
         cmocka_unit_test(curve_equals_embedder_on_its_grid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
