@@ -14,9 +14,9 @@
 #include "size.h"
 
 enum {
-    BQ = 4,      ///< panels of NR queries per task
-    BK = 8 * 14, ///< keys per block: a multiple of MR on AVX-512
-    PIECE = KC   ///< head channels per tile
+    BQ = 4,       ///< panels of NR queries per task
+    BK = 12 * 14, ///< keys per block: a multiple of MR on AVX-512
+    PIECE = KC    ///< head channels per tile
 };
 
 typedef struct job {

@@ -86,16 +86,20 @@ static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
 {
     const gemm_ctx *g = ctx;
 
-    for (int64_t i = 0; i < n; i += VL) {
-        const int take = (int)(n - i < VL ? n - i : VL);
-        for (int64_t j0 = 0; j0 < m; j0 += VL) {
+    for (int64_t j0 = 0; j0 < m; j0 += VL) {
+        const int rows = (int)(m - j0 < VL ? m - j0 : VL);
+        int64_t at[VL];
+        for (int j = 0; j < rows; j++)
+            at[j] = h3_row_offset(&g->y, m0 + j0 + j);
+        for (int64_t i = 0; i < n; i += VL) {
+            const int take = (int)(n - i < VL ? n - i : VL);
             vf r[VL];
 #pragma GCC unroll 16
             for (int k = 0; k < VL; k++)
                 r[k] = k < take ? v_load(c + (i + k) * NR + j0) : v_set(0);
             v_transpose(r);
-            for (int64_t j = 0; j < VL && j0 + j < m; j++)
-                finish(g, h3_row_offset(&g->y, m0 + j0 + j), n0 + i, r[j], take);
+            for (int j = 0; j < rows; j++)
+                finish(g, at[j], n0 + i, r[j], take);
         }
     }
 }
