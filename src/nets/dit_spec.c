@@ -8,6 +8,7 @@
  */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,6 +81,8 @@ static const h3_spec time_spec[] = {
 
 /* ---- geometry ---- */
 
+enum { MAX_BLOCKS = 1024 }; ///< how far a gap is looked for
+
 static h3_status shape_of(const h3_checkpoint *ck, const char *name, int want_rank, int64_t ne[8])
 {
     int rank;
@@ -93,6 +96,27 @@ static h3_status shape_of(const h3_checkpoint *ck, const char *name, int want_ra
         if (ne[i] < 1 || ne[i] > INT32_MAX)
             return h3_fail(H3_E_SHAPE, "%s: tensor %s: extent %d is %" PRId64, h3_ckpt_path(ck),
                            name, i, ne[i]);
+    return H3_OK;
+}
+
+/* How many blocks a stack has. A block that is missing between others is named, rather than the
+ * ones behind it, which would otherwise look superfluous. */
+static h3_status count_blocks(int64_t *n, const h3_checkpoint *ck, const char *stack)
+{
+    char pattern[64], name[96];
+
+    snprintf(pattern, sizeof pattern, "%s.%%d.norm1.weight", stack);
+    *n = h3_ckpt_count(ck, pattern);
+    for (int64_t i = *n + 1; i < MAX_BLOCKS; i++) {
+        snprintf(name, sizeof name, "%s.%d.norm1.weight", stack, (int)i);
+        if (h3_ckpt_has(ck, name))
+            return h3_fail(H3_E_MISSING,
+                           "%s: tensor %s.%d.norm1.weight is missing, while %s is there",
+                           h3_ckpt_path(ck), stack, (int)*n, name);
+    }
+    if (*n == 0)
+        return h3_fail(H3_E_MISSING, "%s: tensor %s.0.norm1.weight is missing", h3_ckpt_path(ck),
+                       stack);
     return H3_OK;
 }
 
@@ -145,12 +169,8 @@ static h3_status read_dims(h3_dit *m, h3_checkpoint *ck)
     g->audio_cols = ne[1];
     H3_TRY(shape_of(ck, "condition_proj.weight", 2, ne));
     g->text_dim = ne[1];
-    g->n_layers = h3_ckpt_count(ck, "blocks.%d.norm1.weight");
-    g->n_refiner = h3_ckpt_count(ck, "token_refiner.blocks.%d.norm1.weight");
-    if (g->n_layers < 1 || g->n_refiner < 1)
-        return h3_fail(H3_E_MISSING, "%s: tensor %s is missing", path,
-                       g->n_layers < 1 ? "blocks.0.norm1.weight"
-                                       : "token_refiner.blocks.0.norm1.weight");
+    H3_TRY(count_blocks(&g->n_layers, ck, "blocks"));
+    H3_TRY(count_blocks(&g->n_refiner, ck, "token_refiner.blocks"));
     H3_TRY(shape_of(ck, "blocks.0.attn.q_norm.weight", 1, ne));
     g->head_dim = ne[0];
     H3_TRY(shape_of(ck, "blocks.0.attn.qkv_proj.weight", 2, ne));

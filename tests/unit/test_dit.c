@@ -16,9 +16,11 @@
 
 #include "dit.h"
 #include "file.h"
+#include "json.h"
 #include "manifest.h"
 
-#define TINY H3_SOURCE_DIR "/tests/data/tiny-h3/original/FL2VA/transformer"
+#define TINY    H3_SOURCE_DIR "/tests/data/tiny-h3/original/FL2VA/transformer"
+#define HOSTILE H3_SOURCE_DIR "/tests/data/formats/hostile/"
 
 /* ---- config ---- */
 
@@ -316,6 +318,67 @@ static void requests_that_contradict_themselves(void **state)
     h3_dev_close(&d);
 }
 
+/* ---- hostile files ---- */
+
+static h3_status open_model(const char *path)
+{
+    h3_dev *d;
+    h3_checkpoint *ck = NULL;
+    h3_dit *m = NULL;
+    h3_status st;
+
+    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL);
+    if (st == H3_OK) st = h3_dit_open(&m, ck, d);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    h3_dev_close(&d);
+    return st;
+}
+
+static h3_status open_config(const char *path)
+{
+    json_t *root = NULL;
+    h3_dit_config c;
+    h3_status st = h3_json_load(&root, path);
+
+    if (st != H3_OK) return h3_fail_in(st, "config.json"); // beside a model it has that name
+    st = h3_dit_config_parse(&c, root, path);
+    json_decref(root);
+    return st;
+}
+
+/* Broken models and configs: cases.tsv says what becomes of each and what a refusal must name. */
+static void hostile_files_end_as_expected(void **state)
+{
+    FILE *fp = fopen(HOSTILE "cases.tsv", "r");
+    char line[1024];
+    int n = 0, n_bad = 0;
+
+    (void)state;
+    assert_non_null(fp);
+    while (fgets(line, sizeof line, fp)) {
+        char *save, *file = strtok_r(line, "\t", &save), *kind = strtok_r(NULL, "\t", &save);
+        const char *expect = strtok_r(NULL, "\t", &save), *named = strtok_r(NULL, "\t", &save);
+        const bool is_model = kind && strcmp(kind, "dit") == 0;
+        if (!named || (!is_model && strcmp(kind, "config") != 0)) continue;
+        char *path = h3_strdupf(HOSTILE "%s", file);
+        const h3_status st = is_model ? open_model(path) : open_config(path);
+        const bool ok = strcmp(expect, "either") == 0   ? true
+                        : strcmp(expect, "accept") == 0 ? st == H3_OK
+                                                        : st != H3_OK && strstr(h3_error(), named);
+        if (!ok)
+            printf("%s: expected %s (%s), got %s: %s\n", file, expect, named, h3_status_name(st),
+                   h3_error());
+        n_bad += !ok;
+        n++;
+        free(path);
+    }
+    fclose(fp);
+    assert_true(n > 60);
+    assert_int_equal(n_bad, 0);
+}
+
 /* ---- curve form ---- */
 
 /* The tiny model again, the time embedder replaced by its own values on a grid of quarters. */
@@ -420,6 +483,7 @@ int main(void)
         cmocka_unit_test(released_sizes_are_counted),
         cmocka_unit_test(rotation_is_of_the_float_angle),
         cmocka_unit_test(requests_that_contradict_themselves),
+        cmocka_unit_test(hostile_files_end_as_expected),
         cmocka_unit_test(curve_equals_embedder_on_its_grid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
