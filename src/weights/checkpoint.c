@@ -8,6 +8,7 @@
 #include "checkpoint.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -326,10 +327,40 @@ static h3_status check_role(h3_checkpoint *ck, h3_role role)
                    n->role == H3_ROLE_OTHER ? n->other : h3_role_name(n->role));
 }
 
+/* llama.cpp keeps the vision tower in its own file: the one beside the text file, if there is one.
+ */
+static h3_status add_vision_file(h3_checkpoint *ck)
+{
+    const h3_file *f = h3_manifest_file(ck->m, 0);
+    const char *slash = strrchr(f->path, '/');
+    char *dir = slash ? h3_strdupf("%.*s", (int)(slash - f->path), f->path) : h3_strdupf("."),
+         *found = NULL;
+    const struct dirent *e;
+    DIR *d = opendir(dir);
+    h3_status st = H3_OK;
+    int n = 0;
+
+    while (d && (e = readdir(d))) {
+        if (!strstr(e->d_name, "mmproj") || !has_suffix(e->d_name, ".gguf")) continue;
+        free(found);
+        found = h3_path_join(dir, e->d_name);
+        n++;
+    }
+    if (d) closedir(d);
+    if (n == 1) st = h3_manifest_append(ck->m, found);
+    free(found);
+    free(dir);
+    return st;
+}
+
 static h3_status open_parts(h3_checkpoint *ck, h3_role role, const h3_ckpt_opts *opts)
 {
     H3_TRY(h3_manifest_open(&ck->m, ck->path));
     if (opts && opts->extra) H3_TRY(h3_manifest_append(ck->m, opts->extra));
+    h3_names_detect(&ck->naming, ck->m);
+    if (role == H3_ROLE_TEXT_ENCODER && ck->naming.layout == H3_LAYOUT_LLAMA &&
+        !h3_manifest_find(ck->m, "v.blk.0.ln1.weight") && h3_manifest_is_gguf(ck->m))
+        H3_TRY(add_vision_file(ck));
     H3_TRY(load_configs(ck));
     h3_names_detect(&ck->naming, ck->m);
     H3_TRY(check_role(ck, role));

@@ -266,13 +266,22 @@ done:
     return st;
 }
 
-/* The one file of a folder that stands for it: an index, or the only container. NULL with *n = how
- * many candidates there are. */
+/* The one file of a folder that stands for it: a usual name, an index, or the only container. NULL
+ * with *n = how many candidates there are. */
 static char *pick_in_folder(const char *dir, int *n)
 {
+    static const char *const usual[] = {"model.safetensors.index.json",
+                                        "diffusion_pytorch_model.safetensors.index.json",
+                                        "model.safetensors", "diffusion_pytorch_model.safetensors"};
     static const char *const kinds[] = {".safetensors.index.json", ".safetensors", ".gguf"};
     char *found = NULL;
 
+    *n = 1;
+    for (size_t k = 0; k < sizeof usual / sizeof *usual; k++) {
+        char *path = h3_path_join(dir, usual[k]);
+        if (h3_path_exists(path) && !h3_path_is_dir(path)) return path;
+        free(path);
+    }
     *n = 0;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds && *n == 0; k++) {
         DIR *d = opendir(dir);

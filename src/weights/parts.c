@@ -1,0 +1,266 @@
+/** See parts.h. A walk collects weight files (an index stands for its shards), each header is read
+ * and its role decides the place. */
+#include "parts.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "json.h"
+#include "names.h"
+
+enum { MAX_DEPTH = 4, MAX_FILES = 2000 };
+
+void h3_parts_free(h3_parts *p)
+{
+    free(p->dit);
+    free(p->dit_ref);
+    free(p->dit_any);
+    free(p->text_encoder);
+    free(p->mmproj);
+    free(p->video_vae);
+    free(p->audio_vae);
+    free(p->tokenizer);
+    free(p->notes);
+    memset(p, 0, sizeof *p);
+}
+
+static bool ends(const char *s, const char *suffix)
+{
+    const size_t n = strlen(s), k = strlen(suffix);
+    return n >= k && strcmp(s + n - k, suffix) == 0;
+}
+
+static bool holds(const char *text, const char *word)
+{
+    const size_t n = strlen(word);
+    for (; *text; text++)
+        if (strncasecmp(text, word, n) == 0) return true;
+    return false;
+}
+
+/* ---- partition ---- */
+
+static const char *from_index(const char *dir)
+{
+    char *path = h3_path_join(dir, "model_index.json");
+    json_t *j = NULL;
+    const char *s = NULL, *found = NULL;
+
+    if (h3_path_exists(path) && h3_json_load(&j, path) == H3_OK)
+        s = json_string_value(json_object_get(json_object_get(j, "_minimax_h3"), "partition"));
+    if (s) found = strcmp(s, "ref2va") == 0 ? "ref2va" : strcmp(s, "fl2va") == 0 ? "fl2va" : NULL;
+    json_decref(j);
+    free(path);
+    return found;
+}
+
+const char *h3_partition_of(const char *path)
+{
+    char *dir = h3_strdupf("%s", path), *slash;
+    const char *found = NULL, *name;
+
+    for (int up = 0; up < 3 && !found; up++) {
+        if (h3_path_is_dir(dir)) found = from_index(dir);
+        slash = strrchr(dir, '/');
+        if (!slash) break;
+        *slash = '\0';
+    }
+    free(dir);
+    if (found) return found;
+    name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    if (holds(path, "transformer_ref")) return "ref2va";
+    if (holds(name, "ref2v")) return "ref2va";
+    if (holds(name, "fl2v") || holds(name, "t2va")) return "fl2va";
+    if (holds(path, "/ref2va/")) return "ref2va";
+    return holds(path, "/fl2va/") ? "fl2va" : NULL;
+}
+
+/* ---- the walk ---- */
+
+typedef struct walk {
+    h3_parts *p;
+    char **file; ///< candidates, sorted
+    size_t n;
+} walk;
+
+static void note(h3_parts *p, const char *fmt, const char *a, const char *b)
+{
+    char *line = h3_strdupf(fmt, a, b);
+    char *longer = h3_strdupf("%s%s%s", p->notes ? p->notes : "", p->notes ? "\n" : "", line);
+    free(line);
+    free(p->notes);
+    p->notes = longer;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static void add_file(walk *w, char *path)
+{
+    char **grown = w->n < MAX_FILES ? realloc(w->file, (w->n + 1) * sizeof *grown) : NULL;
+
+    if (!grown) {
+        free(path);
+        return;
+    }
+    w->file = grown;
+    w->file[w->n++] = path;
+}
+
+/* An index in a folder makes the other safetensors there its shards. */
+static bool has_index(const char *dir)
+{
+    DIR *d = opendir(dir);
+    const struct dirent *e;
+    bool found = false;
+
+    while (d && (e = readdir(d)))
+        found |= ends(e->d_name, ".safetensors.index.json");
+    if (d) closedir(d);
+    return found;
+}
+
+static void visit(walk *w, const char *dir, int depth)
+{
+    const bool is_indexed = has_index(dir);
+    DIR *d = opendir(dir);
+    const struct dirent *e;
+
+    while (d && (e = readdir(d))) {
+        char *path;
+        if (e->d_name[0] == '.') continue;
+        path = h3_path_join(dir, e->d_name);
+        if (h3_path_is_dir(path)) {
+            if (depth < MAX_DEPTH) visit(w, path, depth + 1);
+            free(path);
+        } else if (ends(path, ".safetensors.index.json") || ends(path, ".gguf") ||
+                   (ends(path, ".safetensors") && !is_indexed)) {
+            add_file(w, path);
+        } else if (strcmp(e->d_name, "tokenizer.json") == 0) {
+            /* The release keeps one in tokenizer/ and a copy in processor/. */
+            if (!w->p->tokenizer ||
+                (holds(w->p->tokenizer, "processor") && !holds(dir, "processor"))) {
+                free(w->p->tokenizer);
+                w->p->tokenizer = h3_strdupf("%s", dir);
+            }
+            free(path);
+        } else {
+            free(path);
+        }
+    }
+    if (d) closedir(d);
+}
+
+/* ---- sorting into places ---- */
+
+static void take(h3_parts *p, char **place, const char *path)
+{
+    if (*place) {
+        note(p, "%s is not used: %s has the same role", path, *place);
+        return;
+    }
+    *place = h3_strdupf("%s", path);
+}
+
+/* Where h3_ckpt_open should look: the folder when it has config files, else the file. */
+static char *openable(const char *file, h3_role role)
+{
+    const char *slash = strrchr(file, '/');
+    char *dir = slash ? h3_strdupf("%.*s", (int)(slash - file), file) : h3_strdupf("."), *cfg, *up;
+
+    if (role == H3_ROLE_VIDEO_VAE && ends(dir, "/source")) { // the release's config lies above
+        up = h3_strdupf("%.*s", (int)(strlen(dir) - strlen("/source")), dir);
+        free(dir);
+        return up;
+    }
+    cfg = h3_path_join(dir, "config.json");
+    if (ends(file, ".index.json") && h3_path_exists(cfg)) {
+        free(cfg);
+        return dir;
+    }
+    free(cfg);
+    free(dir);
+    return h3_strdupf("%s", file);
+}
+
+static void sort_file(h3_parts *p, const char *file)
+{
+    h3_manifest *m = NULL;
+    h3_naming n;
+    const char *partition;
+    char *path;
+
+    if (h3_manifest_open(&m, file) != H3_OK) {
+        note(p, "%s is passed over: %s", file, h3_error());
+        return;
+    }
+    h3_names_detect(&n, m);
+    path = openable(file, n.role);
+    switch (n.role) {
+    case H3_ROLE_DIT:
+        partition = h3_partition_of(file);
+        take(p, !partition ? &p->dit_any : *partition == 'r' ? &p->dit_ref : &p->dit, path);
+        break;
+    case H3_ROLE_TEXT_ENCODER:
+        if (h3_manifest_find(m, "v.blk.0.ln1.weight") && !h3_manifest_find(m, "token_embd.weight"))
+            take(p, &p->mmproj, path);
+        else
+            take(p, &p->text_encoder, path);
+        if (!p->tokenizer && h3_manifest_n_strings(m, "tokenizer.ggml.tokens") > 0)
+            p->tokenizer = h3_strdupf("%s", file);
+        break;
+    case H3_ROLE_VIDEO_VAE:
+        take(p, &p->video_vae, path);
+        break;
+    case H3_ROLE_AUDIO_VAE:
+        take(p, &p->audio_vae, path);
+        break;
+    default:
+        break;
+    }
+    free(path);
+    h3_manifest_close(&m);
+}
+
+h3_status h3_parts_find(h3_parts *out, const char *folder)
+{
+    walk w = {.p = out};
+
+    memset(out, 0, sizeof *out);
+    if (!h3_path_is_dir(folder)) return h3_fail(H3_E_MISSING, "%s: no such model folder", folder);
+    visit(&w, folder, 0);
+    qsort(w.file, w.n, sizeof *w.file, by_text);
+    for (size_t i = 0; i < w.n; i++) {
+        sort_file(out, w.file[i]);
+        free(w.file[i]);
+    }
+    free(w.file);
+    return H3_OK;
+}
+
+const char *h3_parts_advice(const char *part)
+{
+    static const struct {
+        const char *part, *file;
+    } table[] = {
+        {"dit", "MiniMaxAI/MiniMax-H3 FL2VA/transformer, or Comfy-Org/MiniMax-H3 "
+                "diffusion_models/minimax_h3_fl2va_*.safetensors"},
+        {"dit_ref", "MiniMaxAI/MiniMax-H3 Ref2VA/transformer, or Comfy-Org/MiniMax-H3 "
+                    "diffusion_models/minimax_h3_ref2va_*.safetensors"},
+        {"text_encoder", "MiniMaxAI/MiniMax-H3 FL2VA/text_encoder, or Comfy-Org/MiniMax-H3 "
+                         "text_encoders/qwen3vl_32b_minimax_h3_*.safetensors"},
+        {"video_vae", "MiniMaxAI/MiniMax-H3 FL2VA/video_vae, or Comfy-Org/MiniMax-H3 "
+                      "vae/minimax_h3_video_vae_fp16.safetensors"},
+        {"audio_vae", "MiniMaxAI/MiniMax-H3 FL2VA/audio_vae, or Comfy-Org/MiniMax-H3 "
+                      "vae/minimax_h3_audio_vae_fp32.safetensors"},
+        {"tokenizer", "MiniMaxAI/MiniMax-H3 FL2VA/tokenizer (tokenizer.json and "
+                      "tokenizer_config.json)"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (strcmp(table[i].part, part) == 0) return table[i].file;
+    return "";
+}

@@ -1,0 +1,32 @@
+/**
+ * Finds the parts of a model in a folder by what the files hold: the released and the diffusers
+ * layout, a ComfyUI models folder, or loose files.
+ */
+#ifndef H3_WEIGHTS_PARTS_H
+#define H3_WEIGHTS_PARTS_H
+
+#include "checkpoint.h"
+
+/** Paths for h3_ckpt_open, malloc'd; NULL: not found. */
+typedef struct h3_parts {
+    char *dit;          ///< for t2va and fl2va
+    char *dit_ref;      ///< for ref2va
+    char *dit_any;      ///< a DiT whose partition nothing tells
+    char *text_encoder; ///< the text file when vision is in a file of its own
+    char *mmproj;       ///< that file
+    char *video_vae, *audio_vae;
+    char *tokenizer; ///< folder or file; a GGUF that holds a vocabulary
+    char *notes;     ///< one line per choice that had alternatives, or NULL
+} h3_parts;
+
+/** Looks at most four levels deep. Files that cannot be read are passed over (and noted). */
+H3_NODISCARD h3_status h3_parts_find(h3_parts *out, const char *folder);
+void h3_parts_free(h3_parts *p);
+
+/** "fl2va", "ref2va" or NULL: by model_index.json beside or above, by folder or file name. */
+const char *h3_partition_of(const char *path);
+
+/** Which published file would fill a missing part ("dit", "text_encoder", ...). */
+const char *h3_parts_advice(const char *part);
+
+#endif
