@@ -4,3 +4,6 @@ room(media
            resample.c resize.c sound.c vision_rows.c
      USES base
      LIBS PkgConfig::AV PkgConfig::JANSSON)
+if(EXISTS ${CMAKE_SOURCE_DIR}/tests/unit/test_media.c)
+    unit_test(media FILES tests/unit/test_media.c USES media base)
+endif()

@@ -33,8 +33,8 @@ enum { MAX_FRAMES = 1 << 20 };
 typedef struct timeline {
     int64_t *pts; // (n) ascending
     int64_t n, room;
-    int64_t n_packets;  // including those that are decoded but not shown
-    int64_t last_ticks; // duration of the last packet, 0 when unknown
+    int64_t n_packets;            // including those that are decoded but not shown
+    int64_t last_pts, last_ticks; // of the frame shown last; its duration, 0 when unknown
     AVRational tick;
     double fps;
     bool has_times, is_variable, is_at_end;
@@ -48,11 +48,17 @@ void h3_clip_free(h3_clip *c)
 
 /* ---- slots ---- */
 
-static double time_of(const timeline *t, int64_t i)
+/** Ticks of source frame i after the first. Times of a hostile file may be far apart: no integer
+ *  difference. */
+static double ticks_of(const timeline *t, int64_t i)
 {
-    return ((double)t->pts[i] - (double)t->pts[0]) *
-           av_q2d(t->tick); // times of a hostile file may be far
-                            // apart: no integer difference
+    return (double)t->pts[i] - (double)t->pts[0];
+}
+
+/** n ticks in units of 1 / per_second; the division comes last, so that whole results are exact. */
+static double scaled(const timeline *t, double n, double per_second)
+{
+    return n * t->tick.num * per_second / t->tick.den;
 }
 
 /** Slot of a time that was multiplied by 24, kept within what can be counted. */
@@ -65,9 +71,10 @@ static int64_t slot(double x)
 static int64_t edge(const timeline *t, int64_t i)
 {
     if (!t->is_variable) return slot((double)i * (target_fps / t->fps));
-    if (i < t->n) return slot(time_of(t, i) * target_fps);
-    const double last = t->last_ticks > 0 ? (double)t->last_ticks * av_q2d(t->tick) : 1.0 / t->fps;
-    return slot((time_of(t, t->n - 1) + last) * target_fps);
+    if (i < t->n) return slot(scaled(t, ticks_of(t, i), target_fps));
+    if (t->last_ticks > 0)
+        return slot(scaled(t, ticks_of(t, t->n - 1) + (double)t->last_ticks, target_fps));
+    return slot(scaled(t, ticks_of(t, t->n - 1), target_fps) + target_fps / t->fps);
 }
 
 /** How many 24 fps frames the clip gives: at least one, however short it is. */
@@ -82,7 +89,7 @@ static bool is_constant(const timeline *t, double fps)
     const double tick = 1.01 * av_q2d(t->tick), slack = tick > 1.5e-3 ? tick : 1.5e-3;
 
     for (int64_t i = 1; i < t->n; i++)
-        if (fabs(time_of(t, i) - (double)i / fps) > slack) return false;
+        if (fabs(scaled(t, ticks_of(t, i), 1.0) - (double)i / fps) > slack) return false;
     return true;
 }
 
@@ -105,7 +112,7 @@ static h3_status settle_rate(timeline *t, const h3_demux *d, AVStream *s)
             if (is_constant(t, t->fps)) return H3_OK;
         }
         t->is_variable = true;
-        if (t->n > 1) t->fps = (double)(t->n - 1) / time_of(t, t->n - 1);
+        if (t->n > 1) t->fps = (double)(t->n - 1) / scaled(t, ticks_of(t, t->n - 1), 1.0);
     } else {
         const AVRational r = av_guess_frame_rate(d->fmt, s, NULL);
         if (r.num > 0 && r.den > 0) t->fps = av_q2d(r);
@@ -128,10 +135,12 @@ static h3_status add_packet(timeline *t, const AVPacket *p, const char *name)
         t->pts = pts;
         t->room = room;
     }
-    if (p->pts == AV_NOPTS_VALUE)
+    if (p->pts == AV_NOPTS_VALUE) {
         t->has_times = false;
-    else if (t->n == 0 || p->pts >= t->pts[t->n - 1])
-        t->last_ticks = p->duration; // of the frame shown last
+    } else if (t->n == 0 || p->pts > t->last_pts) {
+        t->last_pts = p->pts;
+        t->last_ticks = p->duration;
+    }
     t->pts[t->n++] = p->pts;
     return H3_OK;
 }

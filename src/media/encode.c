@@ -473,7 +473,8 @@ h3_status h3_mux_audio(h3_mux *m, const float *pcm, int64_t n, int64_t stride)
 static h3_status encode_audio(h3_mux *m)
 {
     const int size = m->enc[AUDIO]->frame_size;
-    const int64_t pad = (size - m->n_pcm % size) % size;
+    // less than one AAC frame is not padded: libavformat then loses it behind the edit list
+    const int64_t pad = m->n_pcm < size ? 0 : (size - m->n_pcm % size) % size;
     h3_status st = H3_OK;
     AVFrame *f = av_frame_alloc();
 
@@ -484,13 +485,14 @@ static h3_status encode_audio(h3_mux *m)
     f->ch_layout = (AVChannelLayout)AV_CHANNEL_LAYOUT_STEREO;
     if (av_frame_get_buffer(f, 0) < 0) st = h3_fail(H3_E_NOMEM, "no memory for a sound frame");
     for (int64_t at = -pad; st == H3_OK && at < m->n_pcm; at += size) {
-        const int64_t skip = at < 0 ? -at : 0;
+        const int64_t skip = at < 0 ? -at : 0, n = m->n_pcm - at < size ? m->n_pcm - at : size;
         if (av_frame_make_writable(f) < 0) st = h3_fail(H3_E_NOMEM, "no memory for a sound frame");
         for (int c = 0; st == H3_OK && c < 2; c++) {
             float *to = (float *)(void *)f->data[c];
             memset(to, 0, (size_t)skip * sizeof *to);
-            memcpy(to + skip, m->pcm[c] + at + skip, (size_t)(size - skip) * sizeof *to);
+            memcpy(to + skip, m->pcm[c] + at + skip, (size_t)(n - skip) * sizeof *to);
         }
+        f->nb_samples = (int)n;
         f->pts = at;
         if (st == H3_OK) st = encode(m, AUDIO, f);
     }

@@ -84,6 +84,8 @@ static void read_tiff(h3_image_head *h, span s)
     h->width = tiff_tag(s, 0x100, 0);
     h->height = tiff_tag(s, 0x101, 0);
     h->orientation = exif_orientation(s);
+    const uint32_t compression = tiff_tag(s, 0x103, 1);
+    h->is_jpeg_inside = compression == 6 || compression == 7;
 }
 
 /* ---- JPEG ---- */

@@ -28,6 +28,7 @@ typedef struct h3_image_head {
     int orientation;       ///< EXIF 1..8; 1 when absent or senseless
     bool is_complete;      ///< the end marker of the format is there (true where there is none)
     bool is_animated;      ///< a WebP of several pictures
+    bool is_jpeg_inside;   ///< a TIFF whose strips are JPEG
 } h3_image_head;
 
 h3_image_head h3_image_head_read(const uint8_t *data, size_t size);
