@@ -32,3 +32,15 @@ foreach(kind plan text media dit encoder video_vae audio_vae pipeline)
         golden_program(h3av-golden-${dashed} KINDS ${kind})
     endif()
 endforeach()
+
+# The program that knows every kind, and one test per folder of golden files.
+if(TARGET h3_pipeline AND CMOCKA_FOUND)
+    golden_program(h3av-golden KINDS ${golden_kinds})
+    set_target_properties(h3av-golden PROPERTIES EXCLUDE_FROM_ALL OFF)
+    foreach(folder packing schedule encoder dit video_vae audio_vae media pipeline)
+        if(EXISTS ${CMAKE_SOURCE_DIR}/tests/data/${folder})
+            add_test(NAME golden_${folder} COMMAND h3av-golden tests/data/${folder}
+                     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+        endif()
+    endforeach()
+endif()

@@ -1,0 +1,467 @@
+/**
+ * Benchmarks: operations and stages at the real widths, on random weights, through the production
+ * forwards. Every stage is timed with the device's operation table filled in, so the report says
+ * where the time went and how far each product is from the rate of one large product in the same
+ * run.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "audio_vae.h"
+#include "half.h"
+#include "job.h"
+#include "synth.h"
+#include "tools.h"
+#include "video_vae.h"
+
+typedef struct bench {
+    h3_engine *e;
+    const h3_bench_opts *o;
+    char dir[64]; // temporary checkpoints
+    double limit; // GFLOP/s of the largest f32 product
+    json_t *list;
+} bench;
+
+static double least(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+/* Operations of the run since the last reset, slowest first is left to the reader. */
+static json_t *operations(const bench *b)
+{
+    json_t *o = json_object();
+
+    for (int i = 0; i < H3_OP_COUNT; i++) {
+        const h3_op_stat *s = &b->e->dev->stat[i];
+        if (!s->calls) continue;
+        json_object_set_new(o, h3_op_name((h3_op_id)i),
+                            json_pack("{s:I, s:I, s:f, s:f, s:f}", "calls", (json_int_t)s->calls,
+                                      "reference_calls", (json_int_t)s->ref_calls, "seconds",
+                                      s->seconds, "gflop", s->flops * 1e-9, "gflops",
+                                      s->seconds > 0 ? s->flops * 1e-9 / s->seconds : 0.0));
+    }
+    return o;
+}
+
+static double total_gflop(const bench *b)
+{
+    double f = 0;
+
+    for (int i = 0; i < H3_OP_COUNT; i++)
+        f += b->e->dev->stat[i].flops;
+    return f * 1e-9;
+}
+
+static void report(bench *b, const char *name, int64_t rows, int layers, double seconds,
+                   double gflop)
+{
+    json_t *o =
+        json_pack("{s:s, s:I, s:f, s:f, s:f}", "name", name, "rows", (json_int_t)rows, "seconds",
+                  seconds, "gflop", gflop, "gflops", seconds > 0 ? gflop / seconds : 0.0);
+
+    if (layers) json_object_set_new(o, "layers", json_integer(layers));
+    if (b->limit > 0 && seconds > 0)
+        json_object_set_new(o, "share_of_product_rate", json_real(gflop / seconds / b->limit));
+    json_object_set_new(o, "operations", operations(b));
+    json_array_append_new(b->list, o);
+}
+
+/* --------------------------------------------------------------------------------- operations */
+
+/* A random bf16 (or f32) weight [rows, cols] in host memory. */
+static h3_status random_weight(h3_weight *w, int64_t rows, int64_t cols, bool is_f32)
+{
+    const size_t each = is_f32 ? 4 : 2, bytes = (size_t)(rows * cols) * each;
+    void *p = malloc(bytes);
+    uint32_t s = 12345;
+
+    if (!p) return h3_fail(H3_E_NOMEM, "no memory for a matrix of %zu bytes", bytes);
+    for (int64_t i = 0; i < rows * cols; i++) {
+        s = s * 1664525u + 1013904223u;
+        const float v = (float)(int32_t)s * 0x1p-36f;
+        if (is_f32)
+            ((float *)p)[i] = v;
+        else
+            ((uint16_t *)p)[i] = h3_f32_to_bf16(v);
+    }
+    *w = (h3_weight){.name = "bench", .rows = rows, .cols = cols, .n_parts = 1};
+    w->part[0] = (h3_weight_part){.data = p,
+                                  .rows = rows,
+                                  .cols = cols,
+                                  .row_bytes = (size_t)cols * each,
+                                  .bytes = bytes,
+                                  .encoding = is_f32 ? H3_ENC_F32 : H3_ENC_BF16,
+                                  .global = 1};
+    return H3_OK;
+}
+
+static h3_status random_tensor(bench *b, h3_tensor *t, h3_dtype dtype, int rank, const int64_t *ne)
+{
+    void *host;
+    h3_status st;
+
+    H3_TRY(h3_dev_alloc(b->e->dev, t, dtype, rank, ne));
+    const int64_t n = h3_numel(*t);
+    host = malloc((size_t)n * h3_dtype_bytes(dtype));
+    if (!host) return h3_fail(H3_E_NOMEM, "no memory for a benchmark");
+    for (int64_t i = 0; i < n; i++) {
+        const float v = (float)((i * 2654435761u >> 8) & 0xffff) * 0x1p-15f - 1.0f;
+        if (dtype == H3_BF16)
+            ((uint16_t *)host)[i] = h3_f32_to_bf16(v);
+        else
+            ((float *)host)[i] = v;
+    }
+    st = h3_dev_upload(b->e->dev, *t, host);
+    free(host);
+    return st;
+}
+
+static h3_status bench_gemm(bench *b, const char *name, int64_t rows, int64_t n, int64_t k,
+                            bool is_f32)
+{
+    h3_dev *d = b->e->dev;
+    const h3_dtype act = (h3_dtype)b->e->act;
+    h3_tensor x = {0}, y = {0};
+    h3_store *store = NULL;
+    h3_weight w = {0};
+    double best = 1e30;
+    h3_status st = random_weight(&w, n, k, is_f32);
+
+    if (st == H3_OK) st = random_tensor(b, &x, act, 2, (const int64_t[]){rows, k});
+    if (st == H3_OK) st = h3_dev_alloc(d, &y, act, 2, (const int64_t[]){rows, n});
+    if (st == H3_OK) st = h3_store_create(&store, d);
+    if (st == H3_OK) st = h3_store_add(store, 0, &w);
+    if (st == H3_OK) st = h3_store_acquire(store, 0);
+    for (int i = 0; st == H3_OK && i < b->o->repeat + 1; i++) { // the first one packs
+        h3_dev_counters_reset(d);
+        const double t0 = h3_now();
+        st = d->ops->gemm(d, y, x, &w, H3_ACT_NONE);
+        if (st == H3_OK) st = h3_dev_sync(d);
+        if (i > 0) best = least(best, h3_now() - t0);
+    }
+    if (st == H3_OK) {
+        const double gflop = 2.0 * (double)rows * (double)n * (double)k * 1e-9;
+        if (gflop / best > b->limit) b->limit = gflop / best;
+        report(b, name, rows, 0, best, gflop);
+    }
+    h3_store_free(&store);
+    h3_dev_weight_free(d, &w);
+    h3_dev_free(d, &x);
+    h3_dev_free(d, &y);
+    free((void *)(uintptr_t)w.part[0].data);
+    return st;
+}
+
+static h3_status bench_attention(bench *b, int64_t rows, int64_t heads, int64_t head_dim)
+{
+    h3_dev *d = b->e->dev;
+    const h3_dtype act = (h3_dtype)b->e->act;
+    const int32_t cu[2] = {0, (int32_t)rows};
+    h3_tensor q = {0}, o = {0};
+    double best = 1e30;
+    h3_status st = random_tensor(b, &q, act, 3, (const int64_t[]){rows, 3 * heads, head_dim});
+
+    if (st == H3_OK) st = h3_dev_alloc(d, &o, act, 3, (const int64_t[]){rows, heads, head_dim});
+    for (int i = 0; st == H3_OK && i < b->o->repeat; i++) {
+        h3_dev_counters_reset(d);
+        const double t0 = h3_now();
+        st = d->ops->attention(d, o, h3_slice(q, 1, 0, heads), h3_slice(q, 1, heads, heads),
+                               h3_slice(q, 1, 2 * heads, heads), 0.0883883f, cu, 1, false);
+        if (st == H3_OK) st = h3_dev_sync(d);
+        best = least(best, h3_now() - t0);
+    }
+    if (st == H3_OK)
+        report(b, "attention", rows, 0, best,
+               4.0 * (double)rows * (double)rows * (double)(heads * head_dim) * 1e-9);
+    h3_dev_free(d, &q);
+    h3_dev_free(d, &o);
+    return st;
+}
+
+static h3_status bench_ops(bench *b, const int64_t *rows, int n_rows)
+{
+    const int64_t c = b->o->is_tiny ? 96 : 5376, heads = b->o->is_tiny ? 4 : 56,
+                  d = b->o->is_tiny ? 32 : 128;
+    const int64_t f = b->o->is_tiny ? 72 : 14336;
+
+    for (int i = 0; i < n_rows; i++) {
+        H3_TRY(bench_gemm(b, "gemm f32 weights", rows[i], heads * d, c, true));
+        H3_TRY(bench_gemm(b, "gemm qkv bf16 weights", rows[i], 3 * heads * d, c, false));
+        H3_TRY(bench_gemm(b, "gemm fc2 bf16 weights", rows[i], c, f, false));
+        H3_TRY(bench_attention(b, rows[i], heads, d));
+    }
+    return bench_gemm(b, "gemm adaln 4 rows", 4, 18 * c, b->o->is_tiny ? 12 : 2688, false);
+}
+
+/* ------------------------------------------------------------------------------------- stages */
+
+/* A temporary checkpoint, opened; its file is removed at once (the map keeps the bytes). */
+static h3_status synthetic(bench *b, h3_checkpoint **ck, h3_role role, int layers)
+{
+    const h3_synth_opts o = {.layers = layers, .is_tiny = b->o->is_tiny, .seed = 1};
+    char path[96];
+    h3_status st;
+
+    snprintf(path, sizeof path, "%s/%d.safetensors", b->dir, (int)role);
+    st = h3_synth_write(path, role, &o);
+    if (st == H3_OK) st = h3_ckpt_open(ck, path, role, &b->e->ckpt);
+    unlink(path);
+    return st;
+}
+
+/* A text-to-video layout of about `rows` packed rows: 128 text rows, the rest a square-ish latent.
+ */
+static h3_status layout_of(h3_layout **out, h3_latent_shape *z, int64_t *n_audio, int64_t rows)
+{
+    const int64_t n_text = rows > 512 ? 128 : 16;
+    int64_t side = 4;
+    int32_t *tags = malloc((size_t)n_text * sizeof *tags);
+    h3_status st;
+
+    if (!tags) return h3_fail(H3_E_NOMEM, "no memory for a layout");
+    for (int64_t i = 0; i < n_text; i++)
+        tags[i] = H3_TAG_TEXT;
+    z->t = 7;
+    *n_audio = 37;
+    while ((side + 2) / 2 * ((side + 2) / 2) * z->t + n_text + 2 * *n_audio <= rows)
+        side += 2;
+    z->h = side;
+    z->w = side;
+    const h3_layout_in in = {
+        .text_tags = tags, .n_text = n_text, .t = z->t, .h = z->h, .w = z->w, .n_audio = *n_audio};
+    st = h3_layout_create(out, &in);
+    free(tags);
+    return st;
+}
+
+typedef struct step_clock {
+    double best, started;
+} step_clock;
+
+static h3_status clock_step(void *user, const h3_sampler_step *s)
+{
+    step_clock *c = user;
+
+    if (s->step > 0 || s->n_steps == 1)
+        c->best = least(c->best, s->seconds); // the first one packs weights
+    return H3_OK;
+}
+
+static h3_status bench_dit_rows(bench *b, const h3_dit *m, int layers, int64_t rows)
+{
+    h3_schedule sv = {0}, sa = {0};
+    h3_layout *l = NULL;
+    h3_latent_shape z;
+    int64_t n_audio;
+    step_clock clk = {.best = 1e30};
+    float *v = NULL, *a = NULL, *text = NULL;
+    h3_status st = layout_of(&l, &z, &n_audio, rows);
+
+    if (st == H3_OK) st = h3_schedule_init(&sv, b->o->repeat + 2, H3_VIDEO_SHIFT);
+    if (st == H3_OK) st = h3_schedule_init(&sa, b->o->repeat + 2, H3_AUDIO_SHIFT);
+    if (st != H3_OK) goto done;
+    v = calloc((size_t)l->n_video * 96, sizeof *v);
+    a = calloc((size_t)l->n_audio * 32, sizeof *a);
+    text = calloc((size_t)(l->n_text * m->dims.text_dim), sizeof *text);
+    if (!v || !a || !text) {
+        st = h3_fail(H3_E_NOMEM, "no memory for a benchmark");
+        goto done;
+    }
+    for (int64_t i = 0; i < l->n_text * m->dims.text_dim; i++)
+        text[i] = (float)(i % 17 - 8) * 0.1f;
+    for (int64_t i = 0; i < l->n_video * 96; i++)
+        v[i] = (float)(i % 13 - 6) * 0.2f;
+    const h3_sampler_in in = {.layout = l,
+                              .video = &sv,
+                              .audio = &sa,
+                              .prompt_embeds =
+                                  h3_tensor_2d(text, H3_F32, l->n_text, m->dims.text_dim),
+                              .act = b->e->act,
+                              .video_rows = v,
+                              .audio_rows = a,
+                              .after_step = clock_step,
+                              .user = &clk};
+    h3_dev_counters_reset(b->e->dev);
+    st = h3_sampler_run(v, a, m, &in);
+    if (st == H3_OK)
+        report(b, "dit step", l->n_rows, layers, clk.best, total_gflop(b) / (double)sv.n_steps);
+
+done:
+    free(v);
+    free(a);
+    free(text);
+    h3_layout_free(&l);
+    h3_schedule_free(&sv);
+    h3_schedule_free(&sa);
+    return st;
+}
+
+static h3_status bench_dit(bench *b, const int64_t *rows, int n_rows)
+{
+    const int layers = b->o->layers ? b->o->layers : 1;
+    h3_checkpoint *ck = NULL;
+    h3_dit *m = NULL;
+    h3_status st = synthetic(b, &ck, H3_ROLE_DIT, layers);
+
+    if (st == H3_OK) st = h3_dit_open(&m, ck, b->e->dev);
+    for (int i = 0; st == H3_OK && i < n_rows; i++)
+        st = bench_dit_rows(b, m, layers, rows[i]);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+static h3_status bench_encoder(bench *b)
+{
+    static const int64_t lengths[] = {64, 256};
+    const int layers = b->o->layers ? b->o->layers : 1;
+    const h3_encoder_opts opts = {.act = (h3_dtype)b->e->act};
+    h3_checkpoint *ck = NULL;
+    h3_encoder *enc = NULL;
+    h3_status st;
+
+    if (b->o->is_tiny) return H3_OK; // the conditioner has no reduced form without a configuration
+    st = synthetic(b, &ck, H3_ROLE_TEXT_ENCODER, layers);
+    if (st == H3_OK) st = h3_encoder_open(&enc, ck, b->e->dev, &opts);
+    for (int k = 0; st == H3_OK && k < 2; k++) {
+        const int64_t n = lengths[k], ne[2] = {n, h3_encoder_width(enc)};
+        int32_t ids[256], pos[3 * 256];
+        h3_tensor out = {0};
+        double best = 1e30;
+        size_t bytes = 0;
+        for (int64_t i = 0; i < n; i++)
+            ids[i] = (int32_t)(i * 37 % 4096), pos[i] = pos[n + i] = pos[2 * n + i] = (int32_t)i;
+        const h3_encoder_in in = {.n_rows = n, .ids = ids, .positions = pos};
+        st = h3_encoder_scratch_bytes(enc, &in, &bytes);
+        if (st == H3_OK) st = h3_dev_scratch(b->e->dev, bytes);
+        if (st == H3_OK) st = h3_dev_alloc(b->e->dev, &out, opts.act, 2, ne);
+        for (int i = 0; st == H3_OK && i < b->o->repeat + 1; i++) {
+            h3_dev_counters_reset(b->e->dev);
+            const double t0 = h3_now();
+            st = h3_encoder_run(enc, &in, out);
+            if (i > 0) best = least(best, h3_now() - t0);
+        }
+        if (st == H3_OK) report(b, "encoder", n, layers, best, total_gflop(b));
+        h3_dev_free(b->e->dev, &out);
+    }
+    h3_encoder_close(&enc);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+static h3_status drop_frames(void *user, int64_t first, h3_tensor frames)
+{
+    (void)user;
+    (void)first;
+    (void)frames;
+    return H3_OK;
+}
+
+static h3_status bench_vae(bench *b)
+{
+    const int64_t ne[4] = {24, 7, 16, 16};
+    const int layers = b->o->layers ? b->o->layers : 1;
+    const h3_video_decode_opts opts = {.act = H3_F32};
+    h3_checkpoint *ck = NULL;
+    h3_video_vae *v = NULL;
+    float *z = NULL;
+    double best = 1e30;
+    size_t bytes = 0;
+    h3_status st;
+
+    if (b->o->is_tiny) return H3_OK;
+    st = synthetic(b, &ck, H3_ROLE_VIDEO_VAE, layers);
+    if (st == H3_OK) st = h3_video_vae_open(&v, b->e->dev, ck, H3_VIDEO_VAE_DECODER);
+    if (st == H3_OK && !(z = calloc(24 * 7 * 16 * 16, sizeof *z)))
+        st = h3_fail(H3_E_NOMEM, "no memory for a benchmark");
+    if (st == H3_OK)
+        st = h3_video_vae_decode_bytes(b->e->dev, v, ne[1], ne[2], ne[3], &opts, &bytes);
+    if (st == H3_OK) st = h3_dev_scratch(b->e->dev, bytes);
+    for (int i = 0; st == H3_OK && i < b->o->repeat; i++) {
+        h3_dev_counters_reset(b->e->dev);
+        const double t0 = h3_now();
+        st = h3_video_vae_decode(b->e->dev, v, h3_host_tensor(z, H3_F32, 4, ne), &opts, drop_frames,
+                                 NULL);
+        best = least(best, h3_now() - t0);
+    }
+    if (st == H3_OK) report(b, "video vae tile", 1797, layers, best, total_gflop(b));
+    free(z);
+    h3_video_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+static h3_status bench_audio(bench *b)
+{
+    enum { LATENTS = 40 }; // one second
+    h3_checkpoint *ck = NULL;
+    h3_audio_vae *v = NULL;
+    float *z = NULL, *pcm = NULL;
+    double best = 1e30;
+    h3_status st;
+
+    if (b->o->is_tiny) return H3_OK;
+    st = synthetic(b, &ck, H3_ROLE_AUDIO_VAE, 0);
+    if (st == H3_OK) st = h3_audio_vae_open(&v, b->e->dev, ck, H3_AUDIO_VAE_DECODER);
+    z = calloc(2 * 32 * LATENTS, sizeof *z);
+    pcm = malloc(2 * 800 * LATENTS * sizeof *pcm);
+    if (st == H3_OK && (!z || !pcm)) st = h3_fail(H3_E_NOMEM, "no memory for a benchmark");
+    for (int i = 0; st == H3_OK && i < b->o->repeat; i++) {
+        h3_dev_counters_reset(b->e->dev);
+        const double t0 = h3_now();
+        st = h3_audio_vae_decode(b->e->dev, v, h3_tensor_3d(z, H3_F32, 2, 32, LATENTS), NULL, pcm);
+        best = least(best, h3_now() - t0);
+    }
+    if (st == H3_OK) report(b, "sound, 1 s stereo", LATENTS, 0, best, total_gflop(b));
+    free(z);
+    free(pcm);
+    h3_audio_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+static h3_status run_parts(bench *b)
+{
+    static const int64_t real_rows[] = {512, 2048}, tiny_rows[] = {128};
+    const int64_t *rows = b->o->rows ? b->o->rows : b->o->is_tiny ? tiny_rows : real_rows;
+    const int n_rows = b->o->rows ? b->o->n_rows : b->o->is_tiny ? 1 : 2;
+    const char *what = b->o->what ? b->o->what : "all";
+    const bool is_all = strcmp(what, "all") == 0;
+
+    if (is_all || strcmp(what, "ops") == 0) H3_TRY(bench_ops(b, rows, n_rows));
+    if (is_all || strcmp(what, "dit") == 0) H3_TRY(bench_dit(b, rows, n_rows));
+    if (is_all || strcmp(what, "encoder") == 0) H3_TRY(bench_encoder(b));
+    if (is_all || strcmp(what, "vae") == 0) H3_TRY(bench_vae(b));
+    if (is_all || strcmp(what, "audio") == 0) H3_TRY(bench_audio(b));
+    return H3_OK;
+}
+
+h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
+{
+    h3_bench_opts o = *opts;
+    bench b = {.e = e, .o = &o, .list = json_array()};
+    const char *tmp = getenv("TMPDIR");
+    h3_status st;
+    json_t *root;
+
+    *json = NULL;
+    if (o.repeat < 1) o.repeat = 1;
+    snprintf(b.dir, sizeof b.dir, "%.40s/h3av-bench-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(b.dir)) {
+        json_decref(b.list);
+        return h3_fail(H3_E_IO, "%s: cannot make a temporary folder", b.dir);
+    }
+    st = run_parts(&b);
+    rmdir(b.dir);
+    root = json_pack("{s:s, s:s, s:s, s:i, s:f, s:I, s:o}", "program", "h3av " H3_VERSION, "device",
+                     e->dev->name, "detail", e->dev->detail, "threads", e->dev->n_threads,
+                     "product_gflops", b.limit, "peak_rss", (json_int_t)h3_peak_rss(), "results",
+                     b.list);
+    if (st == H3_OK) *json = json_dumps(root, JSON_INDENT(2));
+    json_decref(root);
+    if (st == H3_OK && !*json) st = h3_fail(H3_E_NOMEM, "no memory for the report");
+    return st;
+}
