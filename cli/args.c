@@ -146,6 +146,7 @@ static const option_row rows[] = {
      "repetitions; the least time counts"},
     {"--tiny", NULL, CMD_BENCH, K_FLAG, AT(bench.is_tiny), NULL,
      "reduced widths, to try the program"},
+    {"--man", NULL, CMD_HELP, K_FLAG, AT(wants_man), NULL, "the man page, in roff"},
     {"--json", NULL, ~0u, K_FLAG, AT(is_json), NULL, "one JSON object per event or result"},
     {"--verbose", "-v", ~0u, K_FLAG, AT(is_verbose), NULL,
      "operation table, every tensor, every decision"},
@@ -200,6 +201,72 @@ void args_usage(FILE *to, command cmd)
                  rows[i].value ? rows[i].value : "");
         fprintf(to, "  %-34s %s\n", left, rows[i].help);
     }
+}
+
+/* Roff takes a leading dot, quotes and backslashes for itself. */
+static void man_text(FILE *to, const char *s)
+{
+    for (; *s; s++) {
+        if (*s == '\\')
+            fputs("\\e", to);
+        else if (*s == '-')
+            fputs("\\-", to);
+        else
+            fputc(*s, to);
+    }
+}
+
+static void man_option(FILE *to, const option_row *r)
+{
+    fputs(".TP\n.B ", to);
+    if (r->brief) {
+        man_text(to, r->brief);
+        fputs(", ", to);
+    }
+    man_text(to, r->name);
+    if (r->value) {
+        fputs(" \\fI", to);
+        man_text(to, r->value);
+        fputs("\\fR", to);
+    }
+    fputs("\n", to);
+    man_text(to, r->help);
+    fputs(".\n", to);
+}
+
+void args_man(FILE *to)
+{
+    fprintf(to,
+            ".TH H3AV 1 \"\" \"h3av %s\" \"User Commands\"\n.SH NAME\nh3av \\- MiniMax\\-H3 video "
+            "with sound\n",
+            h3_version());
+    fputs(".SH SYNOPSIS\n.B h3av\n\\fICOMMAND\\fR [\\fIOPTIONS\\fR]\n.SH DESCRIPTION\n"
+          "Turns a prompt, and optional keyframes or reference pictures, clips and sounds, into a "
+          "24 frames\n"
+          "a second video with matching 32 kHz stereo sound, with the MiniMax\\-H3 model.\n.SH "
+          "COMMANDS\n",
+          to);
+    for (int i = 0; i < N_COMMANDS; i++) {
+        fprintf(to, ".SS %s %s\n", commands[i].name, commands[i].args);
+        man_text(to, commands[i].help);
+        fputs(".\n", to);
+        for (int k = 0; k < N_ROWS; k++)
+            if ((rows[k].commands & commands[i].cmd) && rows[k].commands != ~0u)
+                man_option(to, &rows[k]);
+    }
+    fputs(".SS All commands\n", to);
+    for (int k = 0; k < N_ROWS; k++)
+        if (rows[k].commands == ~0u) man_option(to, &rows[k]);
+    fputs(".SH EXIT STATUS\n0 done; 2 wrong usage or request; 3 input or output; 4 damaged or "
+          "foreign file; 5 something\n"
+          "missing; 6 not enough memory; 7 not supported here; 8 device; 10 NaN or infinity; 70 "
+          "internal;\n130 stopped.\n"
+          ".SH EXAMPLES\n.nf\nh3av generate \\-p \"a red circle moves left to right with a low "
+          "tone\" \\-o circle.mp4\n"
+          "h3av generate \\-m /models/MiniMax\\-H3 \\-\\-first cat.jpg \\-p \"The cat jumps.\" "
+          "\\-o cat.mp4\n"
+          "h3av plan \\-\\-ref voice.wav \\-\\-ref face.jpg \\-p \"<Picture 1> speaks.\"\n.fi\n",
+          to);
 }
 
 static int usage_error(const char *fmt, const char *a, const char *b)

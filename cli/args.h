@@ -38,7 +38,7 @@ typedef struct cli {
     const char *prompt_file, *preset_name, *tensor, *output;
     const char *arg[2]; ///< positional: a path, a text
     int n_args;
-    bool is_json, is_verbose, is_quiet, wants_help, dump_all;
+    bool is_json, is_verbose, is_quiet, wants_help, wants_man, dump_all;
     char *owned[MAX_REFS + MAX_LORAS + 8]; ///< strings cut out of arguments
     int n_owned;
 } cli;
@@ -53,5 +53,8 @@ command args_command(const char *name);
 
 /** Usage of one command, or (CMD_NONE) the overview. */
 void args_usage(FILE *to, command cmd);
+
+/** The man page h3av(1), in roff. */
+void args_man(FILE *to);
 
 #endif

@@ -272,6 +272,12 @@ static int run(cli *c)
         printf("h3av %s\n", h3_version());
         return 0;
     case CMD_HELP:
+        if (c->wants_man) {
+            args_man(stdout);
+            return 0;
+        }
+        args_usage(stdout, c->n_args ? args_command(c->arg[0]) : CMD_NONE);
+        return 0;
     case CMD_NONE:
         args_usage(stdout, c->n_args ? args_command(c->arg[0]) : CMD_NONE);
         return 0;

@@ -5,6 +5,7 @@
 #include "convert.h"
 #include "file.h"
 #include "frame_files.h"
+#include "inspect.h"
 #include "job.h"
 #include "st_write.h"
 #include "tools.h"
@@ -109,6 +110,20 @@ h3_status h3_dump(const char *path, const char *name, const char *qkv, const cha
     st = name ? dump_one(ck, name, out_path) : h3_convert(ck, out_path, &opts);
     h3_ckpt_close(&ck);
     return st;
+}
+
+/* ------------------------------------------------------------------------------------ inspect */
+
+h3_status h3_inspect(const char *path, bool as_json, bool verbose, char **out)
+{
+    json_t *report = NULL;
+
+    *out = NULL;
+    h3_register_builtin();
+    H3_TRY(h3_inspect_path(&report, path, NULL, verbose));
+    *out = as_json ? json_dumps(report, JSON_INDENT(2)) : h3_inspect_text(report);
+    json_decref(report);
+    return *out ? H3_OK : h3_fail(H3_E_NOMEM, "%s: no memory for the report", path);
 }
 
 /* ---------------------------------------------------------------------------------------- mux */
