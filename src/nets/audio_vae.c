@@ -87,7 +87,8 @@ static h3_status read_stages(h3_audio_vae_geometry *g, h3_checkpoint *ck, const 
         const int64_t spare = g->dec_kernel[i] - g->dec_rate[i];
         g->hop *= g->dec_rate[i];
         if (spare < 0 || spare % 2 || g->hop > 1 << 20)
-            return h3_fail(H3_E_SHAPE, "%s: decoder stage %lld: kernel %lld does not go with rate %lld",
+            return h3_fail(H3_E_SHAPE,
+                           "%s: decoder stage %lld: kernel %lld does not go with rate %lld",
                            h3_ckpt_path(ck), (long long)i, (long long)g->dec_kernel[i],
                            (long long)g->dec_rate[i]);
     }
@@ -103,11 +104,11 @@ static h3_status read_dilations(h3_audio_vae_geometry *g, const vae_config *c)
             const json_t *e = json_array_get(json_array_get(all, (size_t)j), (size_t)i);
             const int64_t d = all ? (int64_t)json_integer_value(e) : 2 * i + 1; // 1, 3, 5
             if (d < 1 || d > 1024)
-                return h3_fail(H3_E_FORMAT,
-                               "%s: resblock_dilation_sizes must give %lld numbers for each of %lld "
-                               "blocks",
-                               h3_ckpt_path(c->ck), (long long)g->n_dilations,
-                               (long long)g->n_kernels);
+                return h3_fail(
+                    H3_E_FORMAT,
+                    "%s: resblock_dilation_sizes must give %lld numbers for each of %lld "
+                    "blocks",
+                    h3_ckpt_path(c->ck), (long long)g->n_dilations, (long long)g->n_kernels);
             g->dilation[j][i] = d;
         }
     return H3_OK;
@@ -122,9 +123,9 @@ static h3_status read_amp(h3_audio_vae_geometry *g, h3_checkpoint *ck, const vae
     g->n_dilations = count(ck, "decoder.resblocks.0.convs1.%d.weight", H3_AUDIO_VAE_DILATIONS);
     if (n % g->n_stages || g->n_kernels < 1 || g->n_kernels > H3_AUDIO_VAE_KERNELS ||
         g->n_dilations < 1 || g->n_dilations > H3_AUDIO_VAE_DILATIONS)
-        return h3_fail(H3_E_SHAPE, "%s: %lld residual blocks of %lld pairs do not go with %lld stages",
-                       h3_ckpt_path(ck), (long long)n, (long long)g->n_dilations,
-                       (long long)g->n_stages);
+        return h3_fail(
+            H3_E_SHAPE, "%s: %lld residual blocks of %lld pairs do not go with %lld stages",
+            h3_ckpt_path(ck), (long long)n, (long long)g->n_dilations, (long long)g->n_stages);
     for (int64_t j = 0; j < g->n_kernels; j++) {
         int64_t ne[8];
         char name[64];
@@ -204,10 +205,9 @@ static h3_status read_encoder(h3_audio_vae_geometry *g, h3_checkpoint *ck, const
     g->heads = 8;
     H3_TRY(vae_config_int(c, "num_attention_heads", NULL, 1, 1024, &g->heads));
     if (g->width % g->heads || g->width / g->heads % g->latents)
-        return h3_fail(H3_E_SHAPE,
-                       "%s: %lld channels in %lld heads do not average down to %lld latents",
-                       h3_ckpt_path(ck), (long long)g->width, (long long)g->heads,
-                       (long long)g->latents);
+        return h3_fail(
+            H3_E_SHAPE, "%s: %lld channels in %lld heads do not average down to %lld latents",
+            h3_ckpt_path(ck), (long long)g->width, (long long)g->heads, (long long)g->latents);
     return H3_OK;
 }
 
@@ -235,8 +235,8 @@ static h3_status read_geometry(h3_audio_vae *v)
 
 /* ---------------------------------------------------------------- opening */
 
-h3_status h3_audio_vae_conv(h3_audio_vae *v, h3_store *s, int group, audio_conv *c, const char *name,
-                            int64_t co, int64_t ci, int64_t k, bool has_bias)
+h3_status h3_audio_vae_conv(h3_audio_vae *v, h3_store *s, int group, audio_conv *c,
+                            const char *name, int64_t co, int64_t ci, int64_t k, bool has_bias)
 {
     c->co = co;
     c->ci = ci;
@@ -274,8 +274,8 @@ static h3_status bind_all(h3_audio_vae *v)
 h3_status h3_audio_vae_open(h3_audio_vae **out, h3_dev *d, h3_checkpoint *ck, unsigned halves)
 {
     /* The spread of a posterior that is never sampled; a bias that is zero by construction. */
-    static const char *const unused[] = {"logs_proj.*", "pre_block.attn.zero_k_bias", "latents_mean",
-                                         "latents_std"};
+    static const char *const unused[] = {"logs_proj.*", "pre_block.attn.zero_k_bias",
+                                         "latents_mean", "latents_std"};
     static const char *const dec_names[] = {"decoder.*", "dec_in_proj.*"};
     static const char *const enc_names[] = {"encoder.*", "pre_block.*", "mean_proj.*"};
     h3_audio_vae *v = calloc(1, sizeof *v);

@@ -164,8 +164,8 @@ h3_status h3_audio_vae_bind_decoder(h3_audio_vae *v)
             H3_TRY(bind_amp(v, i, j, filter));
     }
     H3_TRY(bind_act(v, &m->act_post, "decoder.activation_post", last, filter));
-    return h3_audio_vae_conv(v, m->store, (int)g->n_stages + 1, &m->conv_post, "decoder.conv_post", 1,
-                             last, 7, false); // the release has no bias here
+    return h3_audio_vae_conv(v, m->store, (int)g->n_stages + 1, &m->conv_post, "decoder.conv_post",
+                             1, last, 7, false); // the release has no bias here
 }
 
 static void free_act(h3_audio_vae *v, audio_snake *s)
@@ -201,8 +201,8 @@ void h3_audio_vae_free_decoder(h3_audio_vae *v)
 
 /* ---------------------------------------------------------------- one piece */
 
-h3_status h3_audio_vae_amp(h3_dev *d, const h3_audio_vae *v, int i, int j, h3_tensor out, h3_tensor x,
-                           h3_tensor a, h3_tensor b, h3_tensor other)
+h3_status h3_audio_vae_amp(h3_dev *d, const h3_audio_vae *v, int i, int j, h3_tensor out,
+                           h3_tensor x, h3_tensor a, h3_tensor b, h3_tensor other)
 {
     const h3_audio_vae_geometry *g = &v->geo;
     const audio_decoder *m = &v->dec;

@@ -158,7 +158,8 @@ static h3_status multiply(h3_dev *d, h3_tensor y, h3_tensor a, h3_tensor b, h3_t
 {
     const int64_t n = h3_numel(y);
 
-    return d->ops->affine_rows(d, h3_view_2d(y, n, 1), h3_view_2d(a, n, 1), h3_view(b, 1, &n), zeros);
+    return d->ops->affine_rows(d, h3_view_2d(y, n, 1), h3_view_2d(a, n, 1), h3_view(b, 1, &n),
+                               zeros);
 }
 
 /* y += w2(gelu(w0 h) * w1 h), h = mlp.norm(norm2(y)). */
@@ -274,7 +275,8 @@ static h3_status down_forward(encode_run *r, int i, int *at, int64_t *n)
     *at = (*at + 1) % 3;
     *n /= s;
     y = cut(r, *at, b->conv.co, *n);
-    H3_TRY(h3_audio_vae_apply(d, y, x, &b->conv, s, 1, (s + 1) / 2, none)); // 3, not 2, for stride 5
+    H3_TRY(
+        h3_audio_vae_apply(d, y, x, &b->conv, s, 1, (s + 1) / 2, none)); // 3, not 2, for stride 5
     h3_tap(d, y, "block%d", i + 1);
     return H3_OK;
 }
@@ -327,8 +329,7 @@ static h3_status take_samples(encode_run *r, h3_tensor wave, int64_t c, int64_t 
     if (r->d->is_plan) return H3_OK;
     padded = calloc((size_t)n, sizeof *padded);
     if (!padded) return h3_fail(H3_E_NOMEM, "no memory for %lld samples", (long long)n);
-    memcpy(padded, (const float *)wave.data + c * wave.st[0],
-           (size_t)wave.ne[1] * sizeof *padded);
+    memcpy(padded, (const float *)wave.data + c * wave.st[0], (size_t)wave.ne[1] * sizeof *padded);
     st = h3_dev_upload(r->d, cut(r, 0, 1, n), padded);
     free(padded);
     return st;

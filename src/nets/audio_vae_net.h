@@ -75,8 +75,8 @@ struct h3_audio_vae {
 };
 
 /** audio_vae.c: binding helpers. Names are without ".weight". */
-h3_status h3_audio_vae_conv(h3_audio_vae *v, h3_store *s, int group, audio_conv *c, const char *name,
-                            int64_t co, int64_t ci, int64_t k, bool has_bias);
+h3_status h3_audio_vae_conv(h3_audio_vae *v, h3_store *s, int group, audio_conv *c,
+                            const char *name, int64_t co, int64_t ci, int64_t k, bool has_bias);
 
 h3_status h3_audio_vae_bind_decoder(h3_audio_vae *v);
 void h3_audio_vae_free_decoder(h3_audio_vae *v);

@@ -17,19 +17,19 @@ const float h3_video_vae_pixel_std[3] = {0.229f, 0.224f, 0.225f};
 /* Statistics of the released latents, for files that bring none. */
 enum { RELEASE_LATENTS = 24 };
 static const float release_mean[RELEASE_LATENTS] = {
-    0.858090341091156f,     -0.9606591463088989f, 1.0661640167236328f,  -0.5090325474739075f,
-    -0.2727581858634949f,   -1.3675414323806763f, -0.2553254961967468f, -0.26907554268836975f,
-    -0.5376840829849243f,   -0.0464097298681736f, 0.6657370328903198f,  0.19690127670764923f,
-    -0.5460608005523682f,   -0.4035342037677765f, -0.23683024942874908f, 0.25928452610969543f,
-    -0.30133944749832153f,  0.211341992020607f,   -1.1206848621368408f, 0.3581933379173279f,
-    -0.04225143790245056f,  0.2604829967021942f,  0.22864092886447906f, 0.7056031823158264f};
+    0.858090341091156f,    -0.9606591463088989f, 1.0661640167236328f,   -0.5090325474739075f,
+    -0.2727581858634949f,  -1.3675414323806763f, -0.2553254961967468f,  -0.26907554268836975f,
+    -0.5376840829849243f,  -0.0464097298681736f, 0.6657370328903198f,   0.19690127670764923f,
+    -0.5460608005523682f,  -0.4035342037677765f, -0.23683024942874908f, 0.25928452610969543f,
+    -0.30133944749832153f, 0.211341992020607f,   -1.1206848621368408f,  0.3581933379173279f,
+    -0.04225143790245056f, 0.2604829967021942f,  0.22864092886447906f,  0.7056031823158264f};
 static const float release_std[RELEASE_LATENTS] = {
-    1.2223774194717407f, 1.2767263650894165f, 1.6831774711608887f,  1.7549455165863037f,
-    1.5636216402053833f, 2.194143533706665f,  0.9653137922286987f,  1.0569885969161987f,
-    0.841948926448822f,  0.7729952931404114f, 1.8955937623977661f,  0.946841835975647f,
+    1.2223774194717407f, 1.2767263650894165f,  1.6831774711608887f, 1.7549455165863037f,
+    1.5636216402053833f, 2.194143533706665f,   0.9653137922286987f, 1.0569885969161987f,
+    0.841948926448822f,  0.7729952931404114f,  1.8955937623977661f, 0.946841835975647f,
     0.7996809482574463f, 0.44988900423049927f, 0.7197399735450745f, 0.6936293244361877f,
-    2.961095094680786f,  2.7694199085235596f, 3.0496184825897217f,  2.1088054180145264f,
-    3.276226282119751f,  3.1627357006073f,    2.2816812992095947f,  2.6127843856811523f};
+    2.961095094680786f,  2.7694199085235596f,  3.0496184825897217f, 2.1088054180145264f,
+    3.276226282119751f,  3.1627357006073f,     2.2816812992095947f, 2.6127843856811523f};
 
 static h3_status need_shape(h3_checkpoint *ck, const char *name, int want_rank, int64_t ne[8])
 {
@@ -60,7 +60,8 @@ static h3_status read_strides(h3_video_vae_geometry *g, const vae_config *c)
     H3_TRY(vae_config_ints(c, "temporal_downsample_factors", "time_down", 1, 2, g->down_t,
                            H3_VIDEO_VAE_LEVELS, &n_time));
     if (n_space != n_time)
-        return h3_fail(H3_E_FORMAT, "%s: %lld spatial but %lld temporal factors in the configuration",
+        return h3_fail(H3_E_FORMAT,
+                       "%s: %lld spatial but %lld temporal factors in the configuration",
                        h3_ckpt_path(c->ck), (long long)n_space, (long long)n_time);
     g->n_levels = n_space;
     g->ratio = g->ratio_t = 1;
@@ -104,7 +105,8 @@ static h3_status read_common(h3_video_vae_geometry *g, h3_checkpoint *ck, const 
                        "%lld",
                        h3_ckpt_path(ck), (long long)g->tile, (long long)g->overlap,
                        (long long)g->ratio);
-    /* A rule that cannot even plan one long video is refused here rather than in the first request. */
+    /* A rule that cannot even plan one long video is refused here rather than in the first request.
+     */
     H3_TRY(h3_decode_clips_init(&clips, 4096, (h3_clip_rule){g->clip, g->drop, g->ratio_t}));
     H3_TRY(vae_config_int(c, "norm_num_groups", NULL, 1, 4096, &groups));
     H3_TRY(vae_config_number(c, "norm_eps", NULL, 1e-12, 1.0, &eps));
@@ -126,13 +128,15 @@ static h3_status read_decoder(h3_video_vae_geometry *g, h3_checkpoint *ck, const
     H3_TRY(need_shape(ck, "decoder.x_embedder.weight", 2, ne));
     g->dim = ne[0];
     if (ne[1] != g->latents)
-        return h3_fail(H3_E_SHAPE, "%s: decoder.x_embedder.weight takes %lld channels, expected %lld",
+        return h3_fail(H3_E_SHAPE,
+                       "%s: decoder.x_embedder.weight takes %lld channels, expected %lld",
                        h3_ckpt_path(ck), (long long)ne[1], (long long)g->latents);
     H3_TRY(need_shape(ck, "decoder.register_tokens", 3, ne));
     g->n_registers = ne[1];
     g->n_layers = h3_ckpt_count(ck, "decoder.transformer_blocks.%d.norm1.weight");
     if (g->n_layers < 1)
-        return h3_fail(H3_E_MISSING, "%s: tensor decoder.transformer_blocks.0.norm1.weight is missing",
+        return h3_fail(H3_E_MISSING,
+                       "%s: tensor decoder.transformer_blocks.0.norm1.weight is missing",
                        h3_ckpt_path(ck));
     H3_TRY(need_shape(ck, "decoder.transformer_blocks.0.ff.w2.weight", 2, ne));
     g->ff = ne[1];
@@ -149,13 +153,15 @@ static h3_status read_decoder(h3_video_vae_geometry *g, h3_checkpoint *ck, const
     g->rope_theta = 100.0;
     g->rope_ratio = 0.75;
     H3_TRY(vae_config_number(c, "decoder_rope_theta", "rope_theta", 1.0, 1e9, &g->rope_theta));
-    H3_TRY(vae_config_number(c, "decoder_rope_dim_ratio", "rope_dim_ratio", 0.0, 1.0, &g->rope_ratio));
+    H3_TRY(
+        vae_config_number(c, "decoder_rope_dim_ratio", "rope_dim_ratio", 0.0, 1.0, &g->rope_ratio));
     const int64_t turned = (int64_t)((double)g->head_dim * g->rope_ratio);
     if (turned < 6 || turned % 6)
-        return h3_fail(H3_E_FORMAT,
-                       "%s: %lld of %lld channels of a head are rotated; three axes in pairs need a "
-                       "multiple of 6",
-                       h3_ckpt_path(ck), (long long)turned, (long long)g->head_dim);
+        return h3_fail(
+            H3_E_FORMAT,
+            "%s: %lld of %lld channels of a head are rotated; three axes in pairs need a "
+            "multiple of 6",
+            h3_ckpt_path(ck), (long long)turned, (long long)g->head_dim);
     return H3_OK;
 }
 
@@ -196,8 +202,14 @@ static h3_status read_geometry(h3_video_vae *v)
     vae_config_add(&c, h3_ckpt_config(v->ck, "config.json"));
     vae_config_add(&c, source);
     vae_config_add(&c, json_object_get(source, "vit_decoder_kwargs"));
-    /* A folder opened at source/ has the network's own configuration as config.json. */
-    vae_config_add(&c, json_object_get(h3_ckpt_config(v->ck, "config.json"), "vit_decoder_kwargs"));
+    /* When source/ itself was opened, its config.json is the network's, and the latents' is above.
+     */
+    const json_t *inner =
+        json_object_get(h3_ckpt_config(v->ck, "config.json"), "vit_decoder_kwargs");
+    const json_t *outer = inner ? h3_ckpt_config(v->ck, "../config.json") : NULL;
+    const char *class_name = json_string_value(json_object_get(outer, "_class_name"));
+    vae_config_add(&c, inner);
+    if (class_name && strcmp(class_name, "MiniMaxH3VideoVAE") == 0) vae_config_add(&c, outer);
     H3_TRY(read_common(&v->geo, v->ck, &c));
     if (v->halves & H3_VIDEO_VAE_DECODER) H3_TRY(read_decoder(&v->geo, v->ck, &c));
     if (v->halves & H3_VIDEO_VAE_ENCODER) H3_TRY(read_encoder(&v->geo, v->ck, &c));

@@ -1,10 +1,10 @@
 /**
  * The video autoencoder: latents [24, T, h, w] to frames and frames to latents.
  *
- * Decoder: a vision transformer over tiles of at most 256 x 256 pixels and clips of 7 latent frames.
- * Positions inside a tile are relative to that tile, so tiling is part of the function, not a way to
- * save memory; the same holds for clips. Encoder: a causal 3D convolutional network over clips of 17
- * frames, tiles likewise. What is public here needs no knowledge of either.
+ * Decoder: a vision transformer over tiles of at most 256 x 256 pixels and clips of 7 latent
+ * frames. Positions inside a tile are relative to that tile, so tiling is part of the function, not
+ * a way to save memory; the same holds for clips. Encoder: a causal 3D convolutional network over
+ * clips of 17 frames, tiles likewise. What is public here needs no knowledge of either.
  *
  * Decoding streams: frames leave in order through a callback while only one batch of tiles, the
  * seams to their neighbours, the frames of the current clip (as bytes) and the 5-frame tail of the
@@ -22,10 +22,10 @@ extern const float h3_video_vae_pixel_mean[3], h3_video_vae_pixel_std[3];
 
 /** Sizes, from tensor shapes and the configuration files. */
 typedef struct h3_video_vae_geometry {
-    int64_t latents;         ///< channels of a latent, 24
-    int64_t ratio, ratio_t;  ///< pixels per latent cell in space (16) and time (4)
-    int64_t clip, drop;      ///< 17 frames a clip, 3 latent frames dropped once when encoding
-    int64_t tile, overlap;   ///< pixels: 256, 64
+    int64_t latents;        ///< channels of a latent, 24
+    int64_t ratio, ratio_t; ///< pixels per latent cell in space (16) and time (4)
+    int64_t clip, drop;     ///< 17 frames a clip, 3 latent frames dropped once when encoding
+    int64_t tile, overlap;  ///< pixels: 256, 64
     float mean[H3_VIDEO_VAE_LATENTS], std[H3_VIDEO_VAE_LATENTS]; ///< of the latents
     /* decoder */
     int64_t dim, heads, head_dim, ff, n_layers, n_registers;
@@ -65,13 +65,13 @@ typedef h3_status (*h3_frames_fn)(void *user, int64_t first, h3_tensor frames);
 typedef void (*h3_tiles_fn)(void *user, int64_t done, int64_t total);
 
 typedef struct h3_video_decode_opts {
-    int tiles_in_flight;        ///< tiles that go through the transformer together; 0 is 1
-    h3_dtype act;               ///< F32, or BF16: then norms, residual stream and scales stay F32
-    bool is_float;              ///< frames as f32 [3, n, H, W] instead of bytes
-    bool is_denormalised;       ///< z is already x * std + mean
-    bool is_one_clip;           ///< no clips in time: all T latents give 4 T frames in one pass
-    int64_t tile, overlap;      ///< pixels; 0: the checkpoint's
-    h3_tiles_fn progress;       ///< may be NULL
+    int tiles_in_flight;   ///< tiles that go through the transformer together; 0 is 1
+    h3_dtype act;          ///< F32, or BF16: then norms, residual stream and scales stay F32
+    bool is_float;         ///< frames as f32 [3, n, H, W] instead of bytes
+    bool is_denormalised;  ///< z is already x * std + mean
+    bool is_one_clip;      ///< no clips in time: all T latents give 4 T frames in one pass
+    int64_t tile, overlap; ///< pixels; 0: the checkpoint's
+    h3_tiles_fn progress;  ///< may be NULL
     void *progress_user;
 } h3_video_decode_opts;
 
@@ -94,8 +94,8 @@ H3_NODISCARD h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *
                                                  const h3_video_decode_opts *opts, size_t *bytes);
 
 typedef struct h3_video_encode_opts {
-    int64_t tile, overlap;    ///< pixels; 0: the checkpoint's
-    int frames_at_once;       ///< frames a clip advances by: 0 all 17 (fast), 1 the least memory
+    int64_t tile, overlap; ///< pixels; 0: the checkpoint's
+    int frames_at_once;    ///< frames a clip advances by: 0 all 17 (fast), 1 the least memory
     h3_tiles_fn progress;
     void *progress_user;
 } h3_video_encode_opts;
@@ -104,9 +104,9 @@ typedef struct h3_video_encode_opts {
 int64_t h3_video_vae_latent_frames(const h3_video_vae *v, int64_t n_frames);
 
 /**
- * Posterior of frames [n, H, W, 3] u8 RGB in host memory (H, W multiples of 16): mean and log variance
- * (clamped to [-30, 20]), each [24, t, H/16, W/16] f32 in the caller's host memory, t as above. One
- * frame takes the keyframe path.
+ * Posterior of frames [n, H, W, 3] u8 RGB in host memory (H, W multiples of 16): mean and log
+ * variance (clamped to [-30, 20]), each [24, t, H/16, W/16] f32 in the caller's host memory, t as
+ * above. One frame takes the keyframe path.
  */
 H3_NODISCARD h3_status h3_video_vae_encode(h3_dev *d, h3_video_vae *v, h3_tensor frames,
                                            const h3_video_encode_opts *opts, float *mean,

@@ -1,11 +1,11 @@
 /**
  * The video decoder.
  *
- * Latents become tokens once for the whole video (denormalise, 1x1x1 convolution), one row of 24 per
- * voxel. Then the work is a list of (clip, tile) jobs in the order clip by clip, row by row; a few
- * consecutive ones go through the transformer together, as segments of one attention. A decoded tile
- * is finished at its seams (video_vae_tiles.h), faded in time against the tail of the previous clip
- * and written into the frames of its clip; after a clip's last tile those frames leave.
+ * Latents become tokens once for the whole video (denormalise, 1x1x1 convolution), one row of 24
+ * per voxel. Then the work is a list of (clip, tile) jobs in the order clip by clip, row by row; a
+ * few consecutive ones go through the transformer together, as segments of one attention. A decoded
+ * tile is finished at its seams (video_vae_tiles.h), faded in time against the tail of the previous
+ * clip and written into the frames of its clip; after a clip's last tile those frames leave.
  *
  * Everything after the transformer works on ImageNet-normalised RGB: seams and fades come before
  * clamping, as in the reference.
@@ -23,21 +23,21 @@
 
 enum { DIM, DIM3, FF, FF2, N_DIMS };
 
-#define MATRIX(field, tensor, rows, cols) \
-    {"decoder.transformer_blocks.%d." tensor, H3_SPEC_MATRIX, true, false, {rows, cols}, \
-     offsetof(vit_block, field)}
-#define VECTOR(field, tensor) \
-    {"decoder.transformer_blocks.%d." tensor, H3_SPEC_VECTOR, false, false, {DIM, 0}, \
-     offsetof(vit_block, field)}
+#define MATRIX(field, tensor, rows, cols)                                                   \
+    {                                                                                       \
+        "decoder.transformer_blocks.%d." tensor, H3_SPEC_MATRIX, true, false, {rows, cols}, \
+            offsetof(vit_block, field)                                                      \
+    }
+#define VECTOR(field, tensor)                                                            \
+    {                                                                                    \
+        "decoder.transformer_blocks.%d." tensor, H3_SPEC_VECTOR, false, false, {DIM, 0}, \
+            offsetof(vit_block, field)                                                   \
+    }
 static const h3_spec block_spec[] = {
-    VECTOR(norm1, "norm1.weight"),
-    MATRIX(qkv, "attn.to_qkv", DIM3, DIM),
-    MATRIX(out, "attn.to_out", DIM, DIM),
-    VECTOR(scale1, "scale1"),
-    VECTOR(norm2, "norm2.weight"),
-    MATRIX(w1, "ff.w1", FF2, DIM),
-    MATRIX(w2, "ff.w2", DIM, FF),
-    VECTOR(scale2, "scale2"),
+    VECTOR(norm1, "norm1.weight"),        MATRIX(qkv, "attn.to_qkv", DIM3, DIM),
+    MATRIX(out, "attn.to_out", DIM, DIM), VECTOR(scale1, "scale1"),
+    VECTOR(norm2, "norm2.weight"),        MATRIX(w1, "ff.w1", FF2, DIM),
+    MATRIX(w2, "ff.w2", DIM, FF),         VECTOR(scale2, "scale2"),
 };
 #undef MATRIX
 #undef VECTOR
@@ -67,7 +67,8 @@ h3_status h3_video_vae_bind_decoder(h3_video_vae *v)
 
     H3_TRY(h3_ckpt_matrix(v->ck, v->dev, &m->post_quant, "post_quant_conv", g->latents, g->latents,
                           true));
-    H3_TRY(h3_ckpt_matrix(v->ck, v->dev, &m->embed, "decoder.x_embedder", g->dim, g->latents, true));
+    H3_TRY(
+        h3_ckpt_matrix(v->ck, v->dev, &m->embed, "decoder.x_embedder", g->dim, g->latents, true));
     H3_TRY(h3_ckpt_matrix(v->ck, v->dev, &m->proj, "decoder.proj_out",
                           3 * g->ratio_t * g->ratio * g->ratio, g->dim, true));
     H3_TRY(h3_ckpt_vector(v->ck, v->dev, &m->norm_g, "decoder.norm_out.weight", g->dim));
@@ -75,8 +76,7 @@ h3_status h3_video_vae_bind_decoder(h3_video_vae *v)
     H3_TRY(bind_extra_tokens(v));
 
     m->block = calloc((size_t)g->n_layers, sizeof *m->block);
-    if (!m->block)
-        return h3_fail(H3_E_NOMEM, "no memory for %lld blocks", (long long)g->n_layers);
+    if (!m->block) return h3_fail(H3_E_NOMEM, "no memory for %lld blocks", (long long)g->n_layers);
     H3_TRY(h3_store_create(&m->store, v->dev));
     H3_TRY(h3_store_add(m->store, 0, &m->post_quant));
     H3_TRY(h3_store_add(m->store, 0, &m->embed));
@@ -128,21 +128,22 @@ typedef struct decode_run {
     void *user;
     h3_decode_clips clips;
     h3_tile_axis y, x;
-    int64_t th, tw;   // latent cells of a tile
-    int64_t n_voxels; // window * th * tw
-    int64_t n_tokens; // plus registers and the zero token
-    int64_t batch;    // tiles in flight
-    h3_tensor voxels; // [T, h, w, 24] after post_quant_conv
+    int64_t th, tw;     // latent cells of a tile
+    int64_t n_voxels;   // window * th * tw
+    int64_t n_tokens;   // plus registers and the zero token
+    int64_t batch;      // tiles in flight
+    h3_tensor voxels;   // [T, h, w, 24] after post_quant_conv
     h3_tensor cos, sin; // [batch * n_tokens, R]
-    h3_tensor tail;   // [3, fade, H, W] of the previous clip
-    h3_tensor frames; // of the current clip: u8 [own, H, W, 3] or f32 [3, own, H, W]
+    h3_tensor tail;     // [3, fade, H, W] of the previous clip
+    h3_tensor frames;   // of the current clip: u8 [own, H, W, 3] or f32 [3, own, H, W]
     video_seams seams;
     int32_t *cu; // [batch + 1] on the host
     void *host;  // frames on their way to the sink, when the device's memory is not ours
 } decode_run;
 
 /* View number `which` (0 q, 1 k, 2 v) of a fused product [S, 3 * dim], as [S, heads, head_dim]. */
-static h3_tensor head_view(h3_tensor qkv, const h3_video_vae_geometry *g, bool interleaved, int which)
+static h3_tensor head_view(h3_tensor qkv, const h3_video_vae_geometry *g, bool interleaved,
+                           int which)
 {
     const int64_t ne[3] = {qkv.ne[0], g->heads, g->head_dim};
     const int64_t from = which * (interleaved ? g->head_dim : g->dim);
@@ -215,7 +216,8 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, int n_tiles)
     return H3_OK;
 }
 
-/* Rows of x [n_tokens, dim] for one tile: its voxels in the order t, h, w, then the extra tokens. */
+/* Rows of x [n_tokens, dim] for one tile: its voxels in the order t, h, w, then the extra tokens.
+ */
 static h3_status embed_tile(decode_run *r, h3_tensor x, int64_t clip, int64_t i, int64_t j)
 {
     h3_dev *d = r->d;
@@ -299,7 +301,8 @@ static h3_status place(decode_run *r, h3_tensor x, int64_t n, int64_t top, int64
     return r->d->ops->to_u8(r->d, y, x, h3_video_vae_pixel_mean, h3_video_vae_pixel_std);
 }
 
-/* A decoded tile of clip `clip`: seams, the fade in time, then its frames and its part of the tail. */
+/* A decoded tile of clip `clip`: seams, the fade in time, then its frames and its part of the tail.
+ */
 static h3_status finish_tile(decode_run *r, h3_tensor pixels, int64_t clip, int64_t i, int64_t j)
 {
     h3_dev *d = r->d;

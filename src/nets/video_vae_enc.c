@@ -1,14 +1,14 @@
 /**
  * The video encoder: a 3D convolutional network, causal in time.
  *
- * Convolutions see two zero frames in front of a clip and none behind; borders are mirrored in space;
- * group norm is per frame. So a clip can go through whole, or a few frames at a time while every
- * convolution remembers the two frames before: the same numbers in less memory. A single frame
- * (keyframe, reference picture) sees zeros through two of three temporal taps: it is convolved with
- * the third alone, which is exact and a third of the work.
+ * Convolutions see two zero frames in front of a clip and none behind; borders are mirrored in
+ * space; group norm is per frame. So a clip can go through whole, or a few frames at a time while
+ * every convolution remembers the two frames before: the same numbers in less memory. A single
+ * frame (keyframe, reference picture) sees zeros through two of three temporal taps: it is
+ * convolved with the third alone, which is exact and a third of the work.
  *
- * Three buffers serve the whole chain: x, y and t below. Each has room for two frames in front, where
- * the remembered ones go, so that a convolution always reads one contiguous tensor.
+ * Three buffers serve the whole chain: x, y and t below. Each has room for two frames in front,
+ * where the remembered ones go, so that a convolution always reads one contiguous tensor.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -194,7 +194,8 @@ typedef struct encode_run {
     float *host;       // pixels of a tile [3, clip, th, tw]; moments of a clip
 } encode_run;
 
-/* Feature maps between layers: `n` frames at the front of buffer `at`, behind the room for the past. */
+/* Feature maps between layers: `n` frames at the front of buffer `at`, behind the room for the
+ * past. */
 typedef struct feature {
     int at;
     int64_t c, n, h, w;
@@ -209,7 +210,8 @@ static h3_tensor with_past(const encode_run *r, feature f, int64_t past)
     return t;
 }
 
-/* Where a layer writes `f` so that `c` (or nothing, when NULL) can read it with its past in front. */
+/* Where a layer writes `f` so that `c` (or nothing, when NULL) can read it with its past in front.
+ */
 static h3_tensor out_view(const encode_run *r, feature f, const enc_conv *next)
 {
     const int64_t past = r->is_streaming && next && next->k == 3 ? PAST : 0;
@@ -229,7 +231,8 @@ static h3_status exchange_past(encode_run *r, const enc_conv *c, h3_tensor x)
 /**
  * x -> out through convolution c with strides (t, s, s); `add` (or nothing) is added. Both kernels
  * of size 3 are padded by two frames in front; in space by one mirrored line on each side, or when
- * s > 1 by one at the bottom and right only. out->n may become 0: a stride in time had no frame due.
+ * s > 1 by one at the bottom and right only. out->n may become 0: a stride in time had no frame
+ * due.
  */
 static h3_status conv_forward(encode_run *r, const enc_conv *c, feature x, feature *out,
                               const enc_conv *next, int64_t t, int64_t s, const feature *add)
@@ -262,10 +265,12 @@ static h3_status conv_forward(encode_run *r, const enc_conv *c, feature x, featu
                      .w = (x.w + lo + hi - c->k) / s + 1};
     if (out->n == 0) return H3_OK;
     if (add) sum = out_view(r, *add, NULL);
-    return r->d->ops->conv(r->d, out_view(r, *out, next), in, is_still ? &c->still : &c->w, &g, sum);
+    return r->d->ops->conv(r->d, out_view(r, *out, next), in, is_still ? &c->still : &c->w, &g,
+                           sum);
 }
 
-/* y += conv2(silu(norm2(conv1(silu(norm1(x)))))), y = x or its shortcut. Moves *x to where it lies. */
+/* y += conv2(silu(norm2(conv1(silu(norm1(x)))))), y = x or its shortcut. Moves *x to where it lies.
+ */
 static h3_status block_forward(encode_run *r, const enc_block *b, feature *x, const enc_conv *next,
                                int level, int i)
 {
@@ -278,8 +283,8 @@ static h3_status block_forward(encode_run *r, const enc_block *b, feature *x, co
     y.at = (x->at + 1) % 3;
     t.at = (x->at + 2) % 3;
     v = out_view(r, y, &b->conv1);
-    H3_TRY(op->group_norm(d, v, out_view(r, *x, NULL), b->norm1_g, b->norm1_b, g->groups, g->enc_eps,
-                          true));
+    H3_TRY(op->group_norm(d, v, out_view(r, *x, NULL), b->norm1_g, b->norm1_b, g->groups,
+                          g->enc_eps, true));
     h3_tap(d, v, "level%d.block%d.norm1.silu", level, i);
     H3_TRY(conv_forward(r, &b->conv1, y, &t, &b->conv2, 1, 1, NULL));
     v = out_view(r, t, &b->conv2);
@@ -320,7 +325,8 @@ static h3_status chunk_forward(encode_run *r, feature x)
         for (int i = 0; i < (int)g->n_blocks; i++) {
             const bool is_before_down = i + 1 == (int)g->n_blocks && level->has_down;
             H3_TRY(h3_dev_check(d));
-            H3_TRY(block_forward(r, &level->block[i], &x, is_before_down ? &level->down : NULL, l, i));
+            H3_TRY(
+                block_forward(r, &level->block[i], &x, is_before_down ? &level->down : NULL, l, i));
         }
         if (!level->has_down) continue;
         y.at = (x.at + 1) % 3;
@@ -348,8 +354,8 @@ static h3_status chunk_forward(encode_run *r, feature x)
 /* ---------------------------------------------------------------- a tile, a clip, a video */
 
 /* Bytes to normalised RGB: (byte / 255 - mean) / std, each step rounded to float32. */
-static void pixels_of(float *out, h3_tensor frames, const encode_run *r, int64_t clip, int64_t first,
-                      int64_t n, int64_t top, int64_t left)
+static void pixels_of(float *out, h3_tensor frames, const encode_run *r, int64_t clip,
+                      int64_t first, int64_t n, int64_t top, int64_t left)
 {
     const int64_t h = r->y.tile, w = r->x.tile;
     float table[3][256];
@@ -405,7 +411,8 @@ static h3_status encode_tile(encode_run *r, h3_tensor frames, int64_t clip, int6
 /* Moments [48, t, ..] of a clip to mean and log variance, without the latents that are dropped. */
 static h3_status take_moments(encode_run *r, int64_t clip, float *mean, float *logvar)
 {
-    const int64_t c = r->v->geo.latents, t = r->picture.ne[1], cells = h3_numel(r->picture) / (2 * c * t);
+    const int64_t c = r->v->geo.latents, t = r->picture.ne[1],
+                  cells = h3_numel(r->picture) / (2 * c * t);
     const int64_t first = clip * t, total = r->clips.n_latents;
     const int64_t n = total - first < t ? total - first : t;
 
@@ -418,7 +425,8 @@ static h3_status take_moments(encode_run *r, int64_t clip, float *mean, float *l
         const int64_t to = (channel * total + first + k) * cells;
         for (int64_t i = 0; i < cells; i++) {
             if (!isfinite(m[i]) || isnan(l[i]))
-                return h3_fail(H3_E_NUMERIC, "video VAE encoder: NaN or infinity in latent frame %lld",
+                return h3_fail(H3_E_NUMERIC,
+                               "video VAE encoder: NaN or infinity in latent frame %lld",
                                (long long)(first + k));
             mean[to + i] = m[i];
             logvar[to + i] = l[i] < -30.0f ? -30.0f : l[i] > 20.0f ? 20.0f : l[i];
@@ -442,7 +450,8 @@ static h3_status encode_clip(encode_run *r, h3_tensor frames, int64_t clip, floa
         to = h3_slice(to, 3, h3_tile_start(&r->x, j) / ratio, part.ne[3]);
         H3_TRY(d->ops->copy(d, to, part));
         if (r->o.progress)
-            r->o.progress(r->o.progress_user, clip * per_clip + tile + 1, r->clips.n_clips * per_clip);
+            r->o.progress(r->o.progress_user, clip * per_clip + tile + 1,
+                          r->clips.n_clips * per_clip);
     }
     return take_moments(r, clip, mean, logvar);
 }
@@ -547,7 +556,8 @@ static h3_status acquire_weights(const encode_run *r)
     if (r->d->is_plan) return H3_OK; // a dry run must not fetch anything
     if (r->is_still) H3_TRY(make_stills(r->v));
     H3_TRY(h3_store_acquire(m->store, GROUP_1X1));
-    return r->is_still ? h3_store_acquire(m->still_store, 0) : h3_store_acquire(m->store, GROUP_3X3);
+    return r->is_still ? h3_store_acquire(m->still_store, 0)
+                       : h3_store_acquire(m->store, GROUP_3X3);
 }
 
 static void release_weights(const encode_run *r)

@@ -18,9 +18,9 @@ typedef struct vit_decoder {
     h3_weight embed;      // [dim, 24]
     h3_weight proj;       // [3 * 4 * 16 * 16, dim]
     h3_tensor norm_g, norm_b;
-    h3_tensor extra;      // [n_registers + 1, dim] register tokens, then one zero token
-    vit_block *block;     // [n_layers]
-    h3_store *store;      // group 0: before the blocks, 1..n: blocks, n + 1: proj
+    h3_tensor extra;  // [n_registers + 1, dim] register tokens, then one zero token
+    vit_block *block; // [n_layers]
+    h3_store *store;  // group 0: before the blocks, 1..n: blocks, n + 1: proj
 } vit_decoder;
 
 /** A 3D convolution and, once a still picture was encoded, the slice of it that a still needs. */

@@ -3,9 +3,9 @@
  * lie; this is the arithmetic on what the network made of them.
  *
  * A tile (i, j) is finished like this, and the order matters: its first lines are faded against the
- * *raw* tile above, then its first columns against the *raw* tile to the left, then it is cut at the
- * bottom and right by the *next* overlaps. So a finished tile needs only the raw last lines of the
- * row above and the raw last columns of its left neighbour; nothing else is kept.
+ * *raw* tile above, then its first columns against the *raw* tile to the left, then it is cut at
+ * the bottom and right by the *next* overlaps. So a finished tile needs only the raw last lines of
+ * the row above and the raw last columns of its left neighbour; nothing else is kept.
  */
 #ifndef H3_NETS_VIDEO_VAE_TILES_H
 #define H3_NETS_VIDEO_VAE_TILES_H
@@ -13,8 +13,8 @@
 #include "dev.h"
 #include "tiles.h"
 
-/** State of one pass over the tiles [C, F, tile h, tile w] of a picture, row by row. Sizes are those
- *  of the plan (pixels) divided by `unit`: 1 for pixels, 16 for latents. */
+/** State of one pass over the tiles [C, F, tile h, tile w] of a picture, row by row. Sizes are
+ * those of the plan (pixels) divided by `unit`: 1 for pixels, 16 for latents. */
 typedef struct video_seams {
     h3_tile_axis y, x;
     int64_t unit;

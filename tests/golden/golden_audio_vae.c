@@ -157,7 +157,8 @@ static h3_status run_activation(golden *g)
         filter[i] = (float)wide[i];
     golden_near(g, "filter", h3_tensor_1d(filter, H3_F32, H3_AUDIO_VAE_TAPS), 0, 1e-7);
     if ((st = h3_dev_open(&d, g->device, NULL)) != H3_OK) return st;
-    if ((st = to_device(d, &s.filter, h3_tensor_1d(filter, H3_F32, H3_AUDIO_VAE_TAPS), 1)) == H3_OK &&
+    if ((st = to_device(d, &s.filter, h3_tensor_1d(filter, H3_F32, H3_AUDIO_VAE_TAPS), 1)) ==
+            H3_OK &&
         (st = upload_exp(d, &s.a, alpha, true)) == H3_OK &&
         (st = upload_exp(d, &s.b, beta, true)) == H3_OK)
         st = upload_exp(d, &enc.a, plain, false);
@@ -192,7 +193,8 @@ static h3_status check_weight_norm(golden *g, env *e)
         const size_t n = strlen(full);
         char name[96];
         h3_weight w;
-        if (strncmp(full, "wn.", 3) != 0 || n < 11 || strcmp(full + n - 7, ".weight") != 0) continue;
+        if (strncmp(full, "wn.", 3) != 0 || n < 11 || strcmp(full + n - 7, ".weight") != 0)
+            continue;
         snprintf(name, sizeof name, "%.*s", (int)(n - 10), full + 3);
         H3_TRY(h3_ckpt_matrix(e->ck, e->d, &w, name, t.ne[0], t.ne[1] * t.ne[2], false));
         float *rows = malloc((size_t)h3_numel(t) * sizeof *rows);
@@ -348,9 +350,9 @@ static h3_status encode(env *e, const h3_tensor *wave, bool is_raw, float **rows
 
 static void check_narrow(golden *g, const vae_taps *taps)
 {
-    static const char *const names[] = {"x",      "norm1",     "q",     "k",        "v",   "heads",
-                                        "pooled", "attention", "norm3", "shortcut", "sum", "mlp",
-                                        "out"};
+    static const char *const names[] = {"x",     "norm1",  "q",         "k",     "v",
+                                        "heads", "pooled", "attention", "norm3", "shortcut",
+                                        "sum",   "mlp",    "out"};
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char name[48];

@@ -1,6 +1,6 @@
 /**
- * Shared by the runners of the two autoencoders: taps kept by name, limits from the table beside the
- * goldens, small conversions. Inline, because a runner is one file.
+ * Shared by the runners of the two autoencoders: taps kept by name, limits from the table beside
+ * the goldens, small conversions. Inline, because a runner is one file.
  */
 #ifndef H3_TESTS_GOLDEN_VAE_H
 #define H3_TESTS_GOLDEN_VAE_H

@@ -1,11 +1,11 @@
 /**
- * Goldens of the video autoencoder: decoder stages, clips in time, tiles, precision, bytes, rotation
- * tables, seams; encoder stages, clips, tiles, condition latents.
+ * Goldens of the video autoencoder: decoder stages, clips in time, tiles, precision, bytes,
+ * rotation tables, seams; encoder stages, clips, tiles, condition latents.
  *
  * Limits: tolerance.tsv beside the files where it names a tensor; elsewhere what that table gives
  * tensors of the same kind (pixels 2e-5, moments 4e-5: eight times what float32 itself was off).
- * Low precision is held to the double-precision pixels with 1.5 times the error that the reference's
- * own low precision had there (the file says how much).
+ * Low precision is held to the double-precision pixels with 1.5 times the error that the
+ * reference's own low precision had there (the file says how much).
  */
 #include <stdio.h>
 
@@ -169,7 +169,8 @@ static h3_status check_normed(golden *g, env *e, const char *tap, const char *na
 
 static void check_rows(golden *g, const vae_taps *taps)
 {
-    const h3_tensor *rows = golden_need(g, "proj_out_rows"), *all = vae_seen(g, taps, "proj_out", 0);
+    const h3_tensor *rows = golden_need(g, "proj_out_rows"),
+                    *all = vae_seen(g, taps, "proj_out", 0);
 
     if (!rows || !all) return;
     /* The reference projects the extra tokens too and throws them away; we do not. */
@@ -185,12 +186,26 @@ static void check_rows(golden *g, const vae_taps *taps)
 
 static void check_stages(golden *g, env *e)
 {
-    static const char *const same[] = {
-        "embedded",        "tokens",           "norm_out",        "pixels",
-        "block0.norm1",    "block0.q",         "block0.k",        "block0.v",
-        "block0.q_rotated", "block0.k_rotated", "block0.attention", "block0.attention_projected",
-        "block0.after_attention", "block0.norm2", "block0.ff_gate", "block0.ff_up",
-        "block0.ff_hidden", "block0.ff_out",    "block0.out",      "block1.out"};
+    static const char *const same[] = {"embedded",
+                                       "tokens",
+                                       "norm_out",
+                                       "pixels",
+                                       "block0.norm1",
+                                       "block0.q",
+                                       "block0.k",
+                                       "block0.v",
+                                       "block0.q_rotated",
+                                       "block0.k_rotated",
+                                       "block0.attention",
+                                       "block0.attention_projected",
+                                       "block0.after_attention",
+                                       "block0.norm2",
+                                       "block0.ff_gate",
+                                       "block0.ff_up",
+                                       "block0.ff_hidden",
+                                       "block0.ff_out",
+                                       "block0.out",
+                                       "block1.out"};
     const h3_tensor *t = vae_seen(g, &e->taps, "post_quant_conv", 0);
     char last[32];
 
@@ -370,7 +385,8 @@ static h3_status run_precision(golden *g)
     video_free(&v);
     o.act = H3_BF16;
     if (st == H3_OK && (st = decode(&e, *z, o, &v)) == H3_OK) {
-        golden_near(g, "f64.pixels", rgb_of(&v), 1.5 * stored_error(g, "bf16", "rms") / rms_of(*truth),
+        golden_near(g, "f64.pixels", rgb_of(&v),
+                    1.5 * stored_error(g, "bf16", "rms") / rms_of(*truth),
                     2 * stored_error(g, "bf16", "max"));
         video_free(&v);
     }
@@ -388,7 +404,8 @@ static h3_status run_pipeline(golden *g)
 
     if (!z || !want) return H3_OK;
     if ((st = env_open(&e, g, "original", H3_VIDEO_VAE_DECODER)) != H3_OK || !e.v) return st;
-    if ((st = decode(&e, *z, o, &v)) == H3_OK) golden_near_u8(g, "f32.uint8", bytes_of(&v), 1e-4, 1);
+    if ((st = decode(&e, *z, o, &v)) == H3_OK)
+        golden_near_u8(g, "f32.uint8", bytes_of(&v), 1e-4, 1);
     video_free(&v);
     o.is_float = true;
     if (st == H3_OK && (st = decode(&e, *z, o, &v)) == H3_OK) {
@@ -396,8 +413,8 @@ static h3_status run_pipeline(golden *g)
         const int64_t pixels = v.frames * v.h * v.w;
         for (int64_t i = 0; i < 3 * pixels; i++) {
             const int64_t c = i % 3;
-            const float x = v.rgb[c * pixels + i / 3] * h3_video_vae_pixel_std[c] +
-                            h3_video_vae_pixel_mean[c];
+            const float x =
+                v.rgb[c * pixels + i / 3] * h3_video_vae_pixel_std[c] + h3_video_vae_pixel_mean[c];
             ((float *)unit.data)[i] = fminf(fmaxf(x, 0), 1);
         }
         vae_near(g, "f32.float", unit, 0.229 * PIXELS);
@@ -423,7 +440,8 @@ static h3_status run_rope(golden *g)
     float p[(N + 1) * 3], c[(N + 1) * 3 * PER_AXIS], s[(N + 1) * 3 * PER_AXIS];
 
     const h3_tensor *freq = golden_find(g, "real.inv_freq");
-    if (freq && h3_numel(*freq) == PER_AXIS) { // a position of 1 / (2 pi) would show them; so do these
+    if (freq &&
+        h3_numel(*freq) == PER_AXIS) { // a position of 1 / (2 pi) would show them; so do these
         h3_video_vae_rope(&geo, 1, 1, 2, p, c, s);
         for (int i = 0; i < PER_AXIS; i++) {
             const float angle = 6.28318530717958647692f * 0.5f * ((const float *)freq->data)[i];
@@ -454,8 +472,8 @@ static h3_status run_rope(golden *g)
 
 /* ---------------------------------------------------------------- seams */
 
-/* Shares of all tiles of a picture H x W, [tiles, H, W], by stitching tiles that are 1 in a channel of
- * their own. The caller frees them. */
+/* Shares of all tiles of a picture H x W, [tiles, H, W], by stitching tiles that are 1 in a channel
+ * of their own. The caller frees them. */
 static h3_status stitch_shares(h3_dev *d, int64_t H, int64_t W, h3_tensor *out)
 {
     h3_tile_axis y, x;
@@ -540,9 +558,9 @@ static h3_status run_seams(golden *g)
             const int64_t gh = h / 16, gw = w / 16, n = s.ne[0] * gh * gw;
             float *grid = malloc((size_t)n * sizeof *grid);
             for (int64_t q = 0; q < n; q++)
-                grid[q] = ((const float *)s.data)[q / (gh * gw) * s.st[0] +
-                                                  (8 + 16 * (q / gw % gh)) * s.st[2] + 8 +
-                                                  16 * (q % gw)];
+                grid[q] =
+                    ((const float *)s.data)[q / (gh * gw) * s.st[0] +
+                                            (8 + 16 * (q / gw % gh)) * s.st[2] + 8 + 16 * (q % gw)];
             golden_near(g, name, h3_tensor_3d(grid, H3_F32, s.ne[0], gh, gw), 0, 2e-7);
             free(grid);
         } else if (sscanf(name, "ramp.f32.%d.%15s", &w, which) == 2) {
@@ -704,8 +722,10 @@ static void posterior_free(posterior *p)
     free(p->logvar);
 }
 
-/* Values that were rounded to float16 on both sides: nearly all equal, the others one step apart. */
-static void check_condition(golden *g, const env *e, const char *name, const float *got, double share)
+/* Values that were rounded to float16 on both sides: nearly all equal, the others one step apart.
+ */
+static void check_condition(golden *g, const env *e, const char *name, const float *got,
+                            double share)
 {
     const h3_video_vae_geometry *geo = h3_video_vae_sizes(e->v);
     const h3_tensor *want = golden_need(g, name);
@@ -860,10 +880,11 @@ static h3_status run_encoder_tiles(golden *g)
         if (st != H3_OK || sscanf(size, "%dx%dx%d", &f, &h, &w) != 3) break;
         const int64_t ne[4] = {f, h, w, 3}, n = (int64_t)f * h * w * 3;
         uint8_t *bytes = malloc((size_t)n);
-        picture_of(bytes, vae_meta(g, "seed"), json_string_value(json_object_get(one, "name")), f, h,
-                   w);
+        picture_of(bytes, vae_meta(g, "seed"), json_string_value(json_object_get(one, "name")), f,
+                   h, w);
         golden_check(g, size,
-                     crc32_of(bytes, n) == (uint32_t)json_integer_value(json_object_get(one, "crc32")),
+                     crc32_of(bytes, n) ==
+                         (uint32_t)json_integer_value(json_object_get(one, "crc32")),
                      "the test picture's CRC-32");
         if ((st = encode(&e, h3_host_tensor(bytes, H3_U8, 4, ne), 0, &p)) == H3_OK) {
             snprintf(prefix, sizeof prefix, "%s.", size);
@@ -925,12 +946,14 @@ static bool is_encoder_stages(const golden *g)
 
 static bool is_clips(const golden *g)
 {
-    return json_is_array(json_object_get(g->meta, "frames")) && json_object_get(g->meta, "encode_seed");
+    return json_is_array(json_object_get(g->meta, "frames")) &&
+           json_object_get(g->meta, "encode_seed");
 }
 
 static bool is_encoder_tiles(const golden *g)
 {
-    return json_is_object(json_object_get(g->meta, "cases")) && json_object_get(g->meta, "encode_seed");
+    return json_is_object(json_object_get(g->meta, "cases")) &&
+           json_object_get(g->meta, "encode_seed");
 }
 
 const golden_kind golden_kinds_video_vae[] = {
