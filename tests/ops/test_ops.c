@@ -737,6 +737,99 @@ EVERYWHERE(conv)
 EVERYWHERE(conv_transpose1d)
 EVERYWHERE(snake)
 
+/* Opens "cpu" with the given math; NULL where this processor lacks it. */
+static h3_dev *open_math(const char *math, int threads)
+{
+    const h3_dev_opts opts = {.n_threads = threads, .math = math};
+    h3_dev *d = NULL;
+    const h3_status st = h3_dev_open(&d, "cpu", &opts);
+    assert_true(st == H3_OK || st == H3_E_UNSUPPORTED);
+    return d;
+}
+
+/* bf16 products are exact and summed in f32: the tolerance of f32 holds. */
+static void test_math_bf16(void **unused)
+{
+    static const int64_t sizes[][3] = {{9, 64, 40}, {70, 514, 500}, {33, 1030, 29}, {40, 33, 17}};
+    bench b = {.fast = open_math("bf16", 2)};
+    (void)unused;
+    if (!b.fast) skip();
+    assert_int_equal(h3_dev_open(&b.ref, "ref", NULL), H3_OK);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int f32 = 0; f32 < 2; f32++) {
+            const int64_t S = sizes[i][0], K = sizes[i][1], N = sizes[i][2];
+            h3_weight w = weight_of(N, K);
+            plain_part(&w, H3_ENC_BF16, N - N / 3, 1 / sqrtf((float)K));
+            plain_part(&w, H3_ENC_BF16, N / 3, 1 / sqrtf((float)K));
+            with_bias(&w);
+            h3_tensor x = normal(H3_BF16, 2, EXTENTS(S, K));
+            h3_tensor out = make(f32 ? H3_F32 : H3_BF16, GAP, EXTENTS(S, N));
+            AGREE(&b, out, rel_of(out, F32_REL), 4e-6, gemm(d, y, x, &w, H3_ACT_SILU));
+            drop_all();
+        }
+    close_bench(&b);
+}
+
+static void q8_part(h3_weight *w, int64_t rows)
+{
+    ggml_part(w, 8, rows, (const int[]){0, -1});
+}
+
+/* Rows of whole numbers that reach 127 are quantised without error, so the integer path must give
+ * the reference's numbers; random rows lose what 8 bits lose. */
+static void test_math_int8(void **unused)
+{
+    bench b = {.fast = open_math("int8", 2)};
+    (void)unused;
+    if (!b.fast) skip();
+    assert_int_equal(h3_dev_open(&b.ref, "ref", NULL), H3_OK);
+    for (int i = 0; i < 5; i++) {
+        const int64_t S = 20 + 25 * i, K = i == 1 ? 1027 : i < 3 ? 1088 : 2336;
+        h3_weight w = weight_of(0, K);
+        if (i < 3) {
+            int8_part(&w, 150, i == 2 ? 64 : 0);
+            int8_part(&w, 101, i == 2 ? 64 : 0);
+        } else {
+            q8_part(&w, 150);
+            q8_part(&w, 101);
+        }
+        w.rows = 251;
+        with_bias(&w);
+        h3_tensor x = make(i & 1 ? H3_BF16 : H3_F32, GAP, EXTENTS(S, K));
+        h3_tensor out = make(H3_F32, GAP, EXTENTS(S, 251));
+        fill(x, 1, 0);
+        AGREE(&b, out, 1e-2, 4e-2, gemm(d, y, x, &w, H3_ACT_NONE));
+        if (i != 2) { // a rotated row is no longer whole
+            for (int64_t s = 0; s < S; s++)
+                for (int64_t k = 0; k < K; k++)
+                    h3_num_store(x.data, x.dtype, s * x.st[0] + k,
+                                 k == s ? -127.0f : (float)(int)(random_bits() % 255) - 127.0f);
+            AGREE(&b, out, F32_REL, 4e-6, gemm(d, y, x, &w, H3_ACT_NONE));
+        }
+        drop_all();
+    }
+    /* The path is taken: a random row does lose something. */
+    h3_weight w = weight_of(64, 256);
+    int8_part(&w, 64, 0);
+    h3_tensor x = normal(H3_F32, 0, EXTENTS(16, 256)), exact = make(H3_F32, 0, EXTENTS(16, 64));
+    h3_tensor rough = clone(exact);
+    assert_int_equal(b.ref->ops->gemm(b.ref, exact, x, &w, H3_ACT_NONE), H3_OK);
+    assert_int_equal(b.fast->ops->gemm(b.fast, rough, x, &w, H3_ACT_NONE), H3_OK);
+    assert_true(deviation(exact, rough, 1e-4, 1e-4) > 1);
+    drop_all();
+    close_bench(&b);
+}
+
+static void test_math_names(void **unused)
+{
+    const h3_dev_opts opts = {.math = "fp3"};
+    h3_dev *d = NULL;
+    (void)unused;
+    assert_int_equal(h3_dev_open(&d, "cpu", &opts), H3_E_ARG);
+    assert_null(d);
+    assert_non_null(strstr(h3_error(), "fp3"));
+}
+
 /* The same bits for any number of threads. */
 static void test_threads_do_not_matter(void **unused)
 {
@@ -825,6 +918,9 @@ int main(void)
         cmocka_unit_test(test_conv),
         cmocka_unit_test(test_conv_transpose1d),
         cmocka_unit_test(test_snake),
+        cmocka_unit_test(test_math_bf16),
+        cmocka_unit_test(test_math_int8),
+        cmocka_unit_test(test_math_names),
         cmocka_unit_test(test_threads_do_not_matter),
         cmocka_unit_test(test_every_entry_is_fast),
         cmocka_unit_test(test_plan_counts),

@@ -17,16 +17,17 @@
 #define UNUSED __attribute__((unused))
 
 typedef enum h3_cpu_math {
-    H3_CPU_F32 = 0, ///< every product in f32
-    H3_CPU_BF16,    ///< bf16 x bf16 with f32 sums where both sides are bf16
-    H3_CPU_INT8     ///< int8 weights times rows quantised to int8
+    H3_CPU_AUTO = 0, ///< f32, or bf16 where both operands are bf16 and this machine does it faster
+    H3_CPU_F32,      ///< every product in f32
+    H3_CPU_BF16,     ///< bf16 x bf16 with f32 sums wherever both operands are bf16
+    H3_CPU_INT8      ///< int8 weights times rows quantised to int8; otherwise as auto
 } h3_cpu_math;
 
 struct h3_backend {
     void *work; ///< grows to the largest call and stays; per-thread parts are carved by the callee
     size_t work_bytes;
     h3_cpu_math math;
-    bool has_vnni, has_bf16, has_amx;
+    bool has_vnni, use_bf16;
 };
 
 /** At least `bytes` of workspace, 64-byte aligned, contents undefined. One user at a time. */

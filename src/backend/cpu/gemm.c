@@ -4,32 +4,27 @@
  * its file, against all rows of x in cache: bound by memory, nothing is packed;
  *   - otherwise the tiled product of product.c, with x transposed into panels once and weights
  * widened tile by tile;
- *   - math = int8 or bf16: gemm_low.c, tried first.
+ *   - the same with bf16 or int8 tiles, where low.c may.
  */
 #include <assert.h>
 #include <omp.h>
+#include <stdlib.h>
 
 #include "decode.h"
-#include "product.h"
+#include "gemm.h"
 #include "size.h"
-
-typedef struct gemm_ctx {
-    h3_tensor x, y;
-    const h3_weight *w;
-    h3_act act;
-} gemm_ctx;
 
 static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                  void *rows)
 {
-    const gemm_ctx *g = ctx;
+    const h3_gemm *g = ctx;
     ISA(h3_cpu_fill_weight)(g->w, n0, n, k0, kc, dst, rows);
 }
 
 /* Rows of x become lanes: VL x VL blocks transposed in registers, the rest one by one. */
 static void pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
 {
-    const h3_tensor x = ((const gemm_ctx *)ctx)->x;
+    const h3_tensor x = ((const h3_gemm *)ctx)->x;
     const int64_t whole = kc / VL * VL;
 
     for (int64_t j0 = 0; j0 < NR; j0 += VL) {
@@ -69,7 +64,7 @@ INLINE vf v_act(vf v, h3_act act)
 }
 
 /* Bias, rounding, activation and rounding of VL columns (or n < VL) of one row of y. */
-INLINE void finish(const gemm_ctx *g, int64_t row_at, int64_t n0, vf v, int n)
+INLINE void finish(const h3_gemm *g, int64_t row_at, int64_t n0, vf v, int n)
 {
     if (!h3_is_null(g->w->bias)) {
         const float *b = (const float *)g->w->bias.data + n0;
@@ -84,7 +79,7 @@ INLINE void finish(const gemm_ctx *g, int64_t row_at, int64_t n0, vf v, int n)
 
 static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c)
 {
-    const gemm_ctx *g = ctx;
+    const h3_gemm *g = ctx;
 
     for (int64_t j0 = 0; j0 < m; j0 += VL) {
         const int rows = (int)(m - j0 < VL ? m - j0 : VL);
@@ -97,9 +92,14 @@ static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
 #pragma GCC unroll 16
             for (int k = 0; k < VL; k++)
                 r[k] = k < take ? v_load(c + (i + k) * NR + j0) : v_set(0);
+            if (g->has_int_sums)
+                for (int k = 0; k < take; k++)
+                    r[k] = __builtin_convertvector((vi)r[k], vf) *
+                           ISA(h3_cpu_row_scale)(g->w, n0 + i + k);
             v_transpose(r);
             for (int j = 0; j < rows; j++)
-                finish(g, at[j], n0 + i, r[j], take);
+                finish(g, at[j], n0 + i, g->row_scale ? r[j] * g->row_scale[m0 + j0 + j] : r[j],
+                       take);
         }
     }
 }
@@ -168,7 +168,7 @@ static const void *row_in_place(const h3_weight *w, int64_t n, uint8_t *dtype)
     return (const uint8_t *)p->data + (size_t)n * p->row_bytes;
 }
 
-static h3_status few_rows(h3_dev *d, const gemm_ctx *g)
+static h3_status few_rows(h3_dev *d, const h3_gemm *g)
 {
     const int64_t S = h3_n_rows(g->x), K = g->w->cols, N = g->w->rows;
     const size_t x_bytes = h3_align_up((size_t)(S * K) * sizeof(float), 64);
@@ -209,20 +209,24 @@ static h3_status few_rows(h3_dev *d, const gemm_ctx *g)
 
 static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h3_act act)
 {
-    const gemm_ctx g = {.x = x, .y = y, .w = w, .act = act};
+    h3_gemm g = {.x = x, .y = y, .w = w, .act = act};
+    h3_status st;
 
     assert(x.ne[x.rank - 1] == w->cols && y.ne[y.rank - 1] == w->rows);
     if (h3_n_rows(x) <= FEW) return few_rows(d, &g);
-    const h3_product p = {.n = w->rows,
-                          .m = h3_n_rows(x),
-                          .k = w->cols,
-                          .share = true,
-                          .ctx = &g,
-                          .row_scratch = ISA(h3_cpu_fill_scratch)(w),
-                          .fill = fill,
-                          .pack = pack,
-                          .store = store};
-    return ISA(h3_cpu_product)(d, &p);
+    h3_product p = {.n = w->rows,
+                    .m = h3_n_rows(x),
+                    .k = w->cols,
+                    .share = true,
+                    .ctx = &g,
+                    .row_scratch = ISA(h3_cpu_fill_scratch)(w),
+                    .fill = fill,
+                    .pack = pack,
+                    .store = store};
+    st = ISA(h3_cpu_low)(d, &g, &p);
+    if (st == H3_OK) st = ISA(h3_cpu_product)(d, &p);
+    free(g.owned);
+    return st;
 }
 
 static h3_status embed(h3_dev *d, h3_tensor y, const h3_weight *w, h3_tensor ids)

@@ -2,6 +2,7 @@
  * Opening the CPU: which instruction set, how many threads, and whose entries fill the table. Every
  * file of the backend exists once per instruction set; nothing else asks the processor anything.
  */
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,10 @@ static int cores_allowed(void)
     return 1;
 }
 
+/* See gemm.h, which needs vectors. */
+double h3_cpu_time_f32_avx512(void);
+double h3_cpu_time_bf16_avx512(void);
+
 #define FILL(isa, op)                       \
     do {                                    \
         h3_cpu_fill_products_##isa(op);     \
@@ -78,31 +83,72 @@ static const char *choose(h3_dev *d)
 
 static h3_status parse_math(const char *name, h3_cpu_math *out)
 {
-    *out = H3_CPU_F32;
-    if (!name || strcmp(name, "auto") == 0 || strcmp(name, "f32") == 0) return H3_OK;
-    if (strcmp(name, "bf16") == 0)
-        *out = H3_CPU_BF16;
-    else if (strcmp(name, "int8") == 0)
-        *out = H3_CPU_INT8;
-    else
-        return h3_fail(H3_E_ARG, "cpu math %s is not known; expected auto, f32, bf16 or int8",
-                       name);
+    static const char *const names[] = {"auto", "f32", "bf16", "int8"};
+
+    *out = H3_CPU_AUTO;
+    if (!name) return H3_OK;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = (h3_cpu_math)i;
+            return H3_OK;
+        }
+    return h3_fail(H3_E_ARG, "cpu math %s is not known; expected auto, f32, bf16 or int8", name);
+}
+
+#if defined(__x86_64__)
+static bool bf16_is_faster;
+static pthread_once_t bf16_once = PTHREAD_ONCE_INIT;
+
+/* Once per process: a fifth of a millisecond decides between two ways to the same numbers. */
+static void measure_bf16(void)
+{
+    bf16_is_faster = h3_cpu_time_bf16_avx512() < h3_cpu_time_f32_avx512();
+}
+
+/* What the AVX-512 copy may use beyond f32. */
+static h3_status choose_low(h3_backend *b)
+{
+    const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
+
+    b->has_vnni = __builtin_cpu_supports("avx512vnni");
+    if (b->math == H3_CPU_BF16 && !has_bf16)
+        return h3_fail(H3_E_UNSUPPORTED, "cpu math bf16: this processor has no AVX-512 BF16");
+    if (b->math == H3_CPU_INT8 && !b->has_vnni)
+        return h3_fail(H3_E_UNSUPPORTED, "cpu math int8: this processor has no AVX-512 VNNI");
+    if (!has_bf16 || b->math == H3_CPU_F32) return H3_OK;
+    pthread_once(&bf16_once, measure_bf16);
+    b->use_bf16 = b->math == H3_CPU_BF16 || bf16_is_faster;
+    return H3_OK;
+}
+#endif
+
+static h3_status choose_math(h3_backend *b, bool is_avx512)
+{
+#if defined(__x86_64__)
+    if (is_avx512) return choose_low(b);
+#endif
+    (void)is_avx512;
+    if (b->math == H3_CPU_BF16 || b->math == H3_CPU_INT8)
+        return h3_fail(H3_E_UNSUPPORTED, "cpu math bf16 and int8 need AVX-512");
     return H3_OK;
 }
 
 h3_status h3_cpu_open(h3_dev *d, const h3_dev_opts *opts)
 {
-    h3_cpu_math math;
+    const char *isa;
+    h3_backend *b;
 
-    H3_TRY(parse_math(opts->math, &math));
-    d->backend = calloc(1, sizeof *d->backend);
-    if (!d->backend) return h3_fail(H3_E_NOMEM, "no memory for the CPU backend");
+    d->backend = b = calloc(1, sizeof *b);
+    if (!b) return h3_fail(H3_E_NOMEM, "no memory for the CPU backend");
     d->close = cpu_close;
-    d->backend->math = math;
+    H3_TRY(parse_math(opts->math, &b->math));
     d->mem = H3_HOST;
     d->n_threads = opts->n_threads > 0 ? opts->n_threads : cores_allowed();
     h3_ops_ref_init(&d->impl);
-    snprintf(d->detail, sizeof d->detail, "%s, %d thread%s", choose(d), d->n_threads,
-             d->n_threads == 1 ? "" : "s");
+    isa = choose(d);
+    H3_TRY(choose_math(b, strcmp(isa, "AVX-512") == 0));
+    snprintf(d->detail, sizeof d->detail, "%s%s%s, %d thread%s", isa,
+             b->use_bf16 ? ", bf16 products" : "", b->math == H3_CPU_INT8 ? ", int8 products" : "",
+             d->n_threads, d->n_threads == 1 ? "" : "s");
     return H3_OK;
 }

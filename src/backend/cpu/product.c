@@ -187,14 +187,14 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 
 /* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
  */
-static void groups(int64_t n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                   bool half)
+static void groups(h3_tile_fn tile_rows, int64_t n, int64_t kc, const float *a, const float *b,
+                   float *c, bool add, bool half)
 {
     const int64_t n_groups = h3_ceil_div(n, MR);
 
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
-        ISA(h3_cpu_tile_rows)((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
+        tile_rows((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
         i += take;
     }
 }
@@ -207,8 +207,11 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
     float *a = (float *)mine, *sums = a + NB * LDA, *own_b = sums + c->per_block * NB * NR;
     void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
 
-    for (int64_t k0 = 0; k0 < p->k; k0 += KC) {
-        const int64_t kc = least(KC, p->k - k0);
+    const int64_t step = p->kc ? p->kc : KC;
+    const h3_tile_fn tile_rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
+
+    for (int64_t k0 = 0; k0 < p->k; k0 += step) {
+        const int64_t kc = least(step, p->k - k0);
         p->fill(p->ctx, n0, n, k0, kc, a, rows);
         for (int64_t q = p0; q < p1; q++) {
             const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
@@ -218,7 +221,7 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
                 p->pack(p->ctx, m0, m, k0, kc, own_b);
                 b = own_b;
             }
-            groups(n, kc, a, b, sum, k0 > 0, m <= VL);
+            groups(tile_rows, n, kc, a, b, sum, k0 > 0, m <= VL);
             if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
         }
     }

@@ -34,6 +34,10 @@ void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, fl
 void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
                            bool add, bool half);
 
+/** What h3_cpu_tile_rows is; the low-precision kinds read A and B as 32-bit groups (see low.h). */
+typedef void (*h3_tile_fn)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                           bool half);
+
 /**
  * A whole product by callbacks, parallel over blocks of rows of A and of panels of B.
  *   fill   rows [n0, n0 + n), columns [k0, k0 + kc) of A -> dst[i * LDA + k]
@@ -46,6 +50,8 @@ void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const
 typedef struct h3_product {
     int64_t n, m, k;
     bool share;
+    h3_tile_fn tile; ///< NULL: f32
+    int64_t kc;      ///< columns per pass, 0: KC
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,

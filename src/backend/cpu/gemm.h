@@ -1,0 +1,34 @@
+/** What gemm.c and low.c share about one product. */
+#ifndef H3_CPU_GEMM_H
+#define H3_CPU_GEMM_H
+
+#include "product.h"
+
+typedef struct h3_gemm {
+    h3_tensor x, y;
+    const h3_weight *w;
+    h3_act act;
+    /* Low precision only. */
+    bool has_int_sums;      ///< C holds int32, to be scaled by the weight's row scales
+    float *row_scale;       ///< [S] scale of each quantised row of x, or NULL
+    unsigned char *scratch; ///< per-thread row buffers of `scratch_bytes`
+    size_t scratch_bytes;
+    void *owned; ///< freed by the caller after the product
+} h3_gemm;
+
+/**
+ * Turns the f32 product *p into a low-precision one when the device's math allows it and the
+ * operands have it: bf16 x bf16 (exact products, f32 sums: as accurate as f32), or INT8/Q8_0
+ * weights times rows of x quantised to int8. Leaves *p alone otherwise.
+ */
+h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p);
+
+/** Scale of row n of an INT8 weight. */
+float ISA(h3_cpu_row_scale)(const h3_weight *w, int64_t n);
+
+/** Seconds that one tile of a fixed size takes (least of a few tries): f32, and bf16 or a huge
+ * number. */
+double ISA(h3_cpu_time_f32)(void);
+double ISA(h3_cpu_time_bf16)(void);
+
+#endif

@@ -1,0 +1,476 @@
+/**
+ * Products below f32: the same driver, with tiles that read 32-bit groups.
+ *
+ *   bf16   a group is a pair of bf16 numbers of one row. Weights are broadcast as stored, x is
+ * packed by transposing pairs. VDPBF16PS multiplies exactly and adds in f32, so this is the f32
+ *          product in another order of additions; it pays where the instruction is fast (twice f32
+ * on Zen 4, half of f32 on Xeons without AMX), which ops_cpu.c measures. int8   a group is four
+ * int8 of one row; x is quantised by rows (largest magnitude = 127) and moved to unsigned by +128,
+ * which a correction of -128 times the sum of the weights takes back. ConvRot weights meet a
+ * rotated x, instead of being rotated back. q8_0   the same on ggml blocks of 32: integer sums of a
+ * block are scaled by its half.
+ */
+#include "gemm.h"
+
+#include <assert.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "decode.h"
+#include "size.h"
+
+float ISA(h3_cpu_row_scale)(const h3_weight *w, int64_t n)
+{
+    int i = 0;
+    float s;
+    for (; n >= w->part[i].rows; i++)
+        n -= w->part[i].rows;
+    const h3_weight_part *p = &w->part[i];
+    if (p->n_scale <= 1) return p->global;
+    memcpy(&s, (const uint8_t *)p->scale + (size_t)(p->row0 + n) * sizeof s, sizeof s);
+    return s;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double time_tile(h3_tile_fn tile)
+{
+    static const float zeros[MR * LDA + KC * NR];
+    float c[MR * NR];
+    double best = 1;
+    for (int i = 0; i < 20; i++) {
+        const double t0 = now();
+        for (int k = 0; k < 4; k++)
+            tile(MR, KC, zeros, zeros + MR * LDA, c, false, false);
+        const double t = now() - t0;
+        if (t < best) best = t;
+    }
+    return best;
+}
+
+double ISA(h3_cpu_time_f32)(void)
+{
+    return time_tile(ISA(h3_cpu_tile_rows));
+}
+
+#if VL != 16
+h3_status ISA(h3_cpu_low)(h3_dev *d UNUSED, h3_gemm *g UNUSED, h3_product *p UNUSED)
+{
+    return H3_OK;
+}
+
+double ISA(h3_cpu_time_bf16)(void)
+{
+    return 1;
+}
+#else
+
+/* ---------------------------------------------------------------- tiles */
+
+#define VNNI __attribute__((target("avx512vnni")))
+#define BF16 __attribute__((target("avx512bf16")))
+
+INLINE vi load_int(const void *p)
+{
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE vi set_int(const float *p)
+{
+    int32_t i;
+    memcpy(&i, p, sizeof i);
+    return (vi)_mm512_set1_epi32(i);
+}
+
+INLINE BF16 vf dot_bf16(vf acc, vi a, vi b)
+{
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+}
+
+/* a unsigned, b signed bytes. */
+INLINE VNNI vi dot_int8(vi acc, vi a, vi b)
+{
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+}
+
+INLINE BF16 void bf16_tile(const int n, const int v, int64_t kc, const float *a, const float *b,
+                           float *c, bool add)
+{
+    vf acc[MR][2];
+
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+        acc[i][0] = acc[i][1] = v_set(0);
+    for (int64_t k = 0; k < kc; k++) {
+        const vi x0 = load_int(b + k * NR), x1 = v > 1 ? load_int(b + k * NR + VL) : x0;
+#pragma GCC unroll 14
+        for (int i = 0; i < n; i++) {
+            const vi w = set_int(a + i * LDA + k);
+            acc[i][0] = dot_bf16(acc[i][0], w, x0);
+            if (v > 1) acc[i][1] = dot_bf16(acc[i][1], w, x1);
+        }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++) {
+            float *p = c + i * NR + j * VL;
+            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
+        }
+}
+
+/* a[i * LDA + KC] holds the correction of this pass, as int32. */
+INLINE VNNI void int8_tile(const int n, const int v, int64_t kc, const float *a, const float *b,
+                           float *c, bool add)
+{
+    vi acc[MR][2];
+
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+        acc[i][0] = acc[i][1] = set_int(a + i * LDA + KC);
+    for (int64_t k = 0; k < kc; k++) {
+        const vi x0 = load_int(b + k * NR), x1 = v > 1 ? load_int(b + k * NR + VL) : x0;
+#pragma GCC unroll 14
+        for (int i = 0; i < n; i++) {
+            const vi w = set_int(a + i * LDA + k);
+            acc[i][0] = dot_int8(acc[i][0], x0, w);
+            if (v > 1) acc[i][1] = dot_int8(acc[i][1], x1, w);
+        }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++) {
+            float *p = c + i * NR + j * VL;
+            v_store(p, (vf)(add ? acc[i][j] + load_int(p) : acc[i][j]));
+        }
+}
+
+enum {
+    Q8_WORDS = 10,              ///< a block of a row of A: 8 groups, its scale, its correction
+    Q8_BLOCKS = LDA / Q8_WORDS, ///< blocks per pass
+    Q8_KC = 8 * Q8_BLOCKS
+};
+
+INLINE VNNI void q8_tile(const int n, const int v, int64_t kc, const float *a, const float *b,
+                         float *c, bool add)
+{
+    vf acc[MR / 2][2];
+
+#pragma GCC unroll 7
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++)
+            acc[i][j] = add ? v_load(c + i * NR + j * VL) : v_set(0);
+    for (int64_t k = 0; k < kc; k += 8, a += Q8_WORDS, b += 8 * NR) {
+        vi sum[MR / 2][2];
+#pragma GCC unroll 7
+        for (int i = 0; i < n; i++)
+            sum[i][0] = sum[i][1] = set_int(a + i * LDA + 9);
+#pragma GCC unroll 8
+        for (int q = 0; q < 8; q++) {
+            const vi x0 = load_int(b + q * NR), x1 = v > 1 ? load_int(b + q * NR + VL) : x0;
+#pragma GCC unroll 7
+            for (int i = 0; i < n; i++) {
+                const vi w = set_int(a + i * LDA + q);
+                sum[i][0] = dot_int8(sum[i][0], x0, w);
+                if (v > 1) sum[i][1] = dot_int8(sum[i][1], x1, w);
+            }
+        }
+#pragma GCC unroll 7
+        for (int i = 0; i < n; i++) {
+            const vf s = v_set(a[i * LDA + 8]);
+#pragma GCC unroll 2
+            for (int j = 0; j < v; j++)
+                acc[i][j] = v_fma(__builtin_convertvector(sum[i][j], vf), s, acc[i][j]);
+        }
+    }
+#pragma GCC unroll 7
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++)
+            v_store(c + i * NR + j * VL, acc[i][j]);
+}
+
+#define TILE(kind, ATTR, n, v)                                                              \
+    ATTR static void kind##_##n##_##v(int64_t kc, const float *a, const float *b, float *c, \
+                                      bool add)                                             \
+    {                                                                                       \
+        kind##_tile(n, v, kc, a, b, c, add);                                                \
+    }
+#define SIZES_7(X)     X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define SIZES_14(X)    SIZES_7(X) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define ENTRY(kind, n) [n] = {kind##_##n##_2, kind##_##n##_1},
+typedef void (*const sized_tile)(int64_t, const float *, const float *, float *, bool);
+
+#define BF16_TILES(n) TILE(bf16, BF16, n, 1) TILE(bf16, BF16, n, 2)
+#define INT8_TILES(n) TILE(int8, VNNI, n, 1) TILE(int8, VNNI, n, 2)
+#define Q8_TILES(n)   TILE(q8, VNNI, n, 1) TILE(q8, VNNI, n, 2)
+SIZES_14(BF16_TILES)
+SIZES_14(INT8_TILES)
+SIZES_7(Q8_TILES)
+
+static void tile_bf16(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                      bool half)
+{
+#define BF16_ENTRY(n) ENTRY(bf16, n)
+    static sized_tile table[MR + 1][2] = {SIZES_14(BF16_ENTRY)};
+    table[n][half](kc, a, b, c, add);
+}
+
+static void tile_int8(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                      bool half)
+{
+#define INT8_ENTRY(n) ENTRY(int8, n)
+    static sized_tile table[MR + 1][2] = {SIZES_14(INT8_ENTRY)};
+    table[n][half](kc, a, b, c, add);
+}
+
+/* Integer and float sums together fill the registers with half the rows. */
+static void tile_q8(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                    bool half)
+{
+#define Q8_ENTRY(n)   ENTRY(q8, n)
+    static sized_tile table[MR / 2 + 1][2] = {SIZES_7(Q8_ENTRY)};
+    const int first = n > 7 ? (n + 1) / 2 : n;
+    table[first][half](kc, a, b, c, add);
+    if (n > first) table[n - first][half](kc, a + first * LDA, b, c + first * NR, add);
+}
+
+double ISA(h3_cpu_time_bf16)(void)
+{
+    return time_tile(tile_bf16) / 2; // two products per group
+}
+
+/* ---------------------------------------------------------------- bf16 */
+
+/* Rows [n0, n0 + n) of a weight whose parts all are plain: the row's first byte. */
+static const uint8_t *row_of(const h3_weight *w, int64_t n)
+{
+    int i = 0;
+    for (; n >= w->part[i].rows; i++)
+        n -= w->part[i].rows;
+    return (const uint8_t *)w->part[i].data + (size_t)n * w->part[i].row_bytes;
+}
+
+static void fill_bf16(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                      void *rows UNUSED)
+{
+    const h3_gemm *g = ctx;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
+}
+
+/* Pairs of NR rows of bf16 x: VL x VL blocks of 32-bit groups, transposed in registers. */
+static void pack_bf16(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
+{
+    const h3_tensor x = ((const h3_gemm *)ctx)->x;
+
+    for (int64_t j0 = 0; j0 < m; j0 += VL) {
+        const uint16_t *at[VL];
+        for (int64_t j = 0; j < VL; j++)
+            at[j] = (const uint16_t *)x.data +
+                    h3_row_offset(&x, m0 + (j0 + j < m ? j0 + j : m - 1)) + 2 * k0;
+        for (int64_t k = 0; k < kc; k += VL) {
+            const int64_t n = kc - k < VL ? kc - k : VL;
+            vf r[VL] = {{0}};
+            for (int j = 0; j < VL; j++)
+                memcpy(&r[j], at[j] + 2 * k, (size_t)n * 4);
+            v_transpose(r);
+            for (int j = 0; j < n; j++)
+                v_store(dst + (k + j) * NR + j0, r[j]);
+        }
+    }
+}
+
+static bool is_all_bf16(const h3_gemm *g)
+{
+    if (g->x.dtype != H3_BF16 || g->w->cols % 2 || g->w->n_lora) return false;
+    for (int i = 0; i < g->w->n_parts; i++)
+        if (g->w->part[i].encoding != H3_ENC_BF16 || g->w->part[i].in_scale) return false;
+    return true;
+}
+
+/* ---------------------------------------------------------------- int8 */
+
+/* y H_g / sqrt(g), as the decoder rotates weights: radix-4 butterflies over runs of g. */
+static void rotate_row(float *y, int64_t n, int32_t g)
+{
+    for (int64_t at = 0; at < n; at += g)
+        for (int32_t step = 1; step < g; step *= 4)
+            for (int32_t i = 0; i < g; i += 4 * step)
+                for (int32_t j = i; j < i + step; j++) {
+                    float *v = y + at + j;
+                    const float a = v[0], b = v[step], c = v[2 * step], d = v[3 * step];
+                    v[0] = 0.5f * ((a + b) + (c - d));
+                    v[step] = 0.5f * ((a + b) - (c - d));
+                    v[2 * step] = 0.5f * ((a - b) + (c + d));
+                    v[3 * step] = 0.5f * ((b - a) + (c + d));
+                }
+}
+
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+
+/* Row s of x: widened, rotated, quantised to 1..255 around 128 in place of `out` [K]. */
+static void quantise_row(const h3_gemm *g, int64_t s, float *wide, uint8_t *out)
+{
+    const int64_t K = g->w->cols, at = h3_row_offset(&g->x, s);
+    vf most = v_set(0);
+    int64_t k = 0;
+
+    for (; k + VL <= K; k += VL)
+        v_store(wide + k, v_get(g->x.data, g->x.dtype, at + k));
+    for (; k < K; k++)
+        wide[k] = h3_num_load(g->x.data, g->x.dtype, at + k);
+    if (g->w->part[0].group) rotate_row(wide, K, g->w->part[0].group);
+    for (k = K; k < (int64_t)h3_align_up((size_t)K, VL); k++)
+        wide[k] = 0;
+    for (k = 0; k < K; k += VL) {
+        const vf v = v_load(wide + k);
+        most = v_max(most, v_max(v, -v));
+    }
+    float top = 0;
+    for (int i = 0; i < VL; i++)
+        top = most[i] > top ? most[i] : top;
+    const float inv = top > 0 ? 127.0f / top : 0.0f;
+    g->row_scale[s] = top / 127.0f;
+    for (k = 0; k < K; k += VL) {
+        const vf q = v_load(wide + k) * inv + 0x1.8p23f; // rounds to nearest, ties to even
+        const vi i = ((vi)q & 0xff) + 128;
+        const bytes16 b = __builtin_convertvector(i, bytes16);
+        memcpy(out + k, &b, sizeof b);
+    }
+}
+
+/* The whole depth of NR rows at once (the driver packs shared panels so). */
+static void pack_int8(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
+{
+    const h3_gemm *g = ctx;
+    const int64_t K = g->w->cols;
+    const size_t padded = h3_align_up((size_t)K, 64);
+    unsigned char *mine = g->scratch + (size_t)omp_get_thread_num() * g->scratch_bytes;
+    float *wide = (float *)mine;
+    uint8_t *rows = mine + padded * sizeof(float); // [VL][padded]
+
+    assert(k0 == 0);
+    (void)k0;
+    for (int64_t j0 = 0; j0 < m; j0 += VL) {
+        const int64_t n = m - j0 < VL ? m - j0 : VL;
+        for (int64_t j = 0; j < n; j++) {
+            memset(rows + (size_t)j * padded + (size_t)K, 128, padded - (size_t)K);
+            quantise_row(g, m0 + j0 + j, wide, rows + (size_t)j * padded);
+        }
+        for (int64_t k = 0; k < kc; k += VL) {
+            vf r[VL];
+            for (int j = 0; j < VL; j++)
+                memcpy(&r[j], rows + (size_t)(j < n ? j : n - 1) * padded + (size_t)k * 4,
+                       sizeof r[j]);
+            v_transpose(r);
+            for (int j = 0; j < VL && k + j < kc; j++)
+                v_store(dst + (k + j) * NR + j0, r[j]);
+        }
+    }
+}
+
+static int32_t sum_of(const int8_t *p, int64_t n)
+{
+    int32_t s = 0;
+    for (int64_t i = 0; i < n; i++)
+        s += p[i];
+    return s;
+}
+
+static void fill_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                      void *rows UNUSED)
+{
+    const h3_gemm *g = ctx;
+    const int64_t bytes = g->w->cols - k0 * 4 < kc * 4 ? g->w->cols - k0 * 4 : kc * 4;
+
+    for (int64_t i = 0; i < n; i++) {
+        const int8_t *from = (const int8_t *)row_of(g->w, n0 + i) + k0 * 4;
+        const int32_t correction = -128 * sum_of(from, bytes);
+        float *to = dst + i * LDA;
+        if (bytes < kc * 4) to[kc - 1] = 0; // a cut last group is padded with zeros
+        memcpy(to, from, (size_t)bytes);
+        memcpy(to + KC, &correction, sizeof correction);
+    }
+}
+
+static void fill_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                    void *rows UNUSED)
+{
+    const h3_gemm *g = ctx;
+
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t b = 0; b < kc / 8; b++) {
+            const uint8_t *from = row_of(g->w, n0 + i) + (k0 / 8 + b) * 34;
+            const int32_t correction = -128 * sum_of((const int8_t *)from + 2, 32);
+            float *to = dst + i * LDA + b * Q8_WORDS;
+            uint16_t half;
+            memcpy(&half, from, sizeof half);
+            memcpy(to, from + 2, 32);
+            to[8] = h3_f16_to_f32(half);
+            memcpy(to + 9, &correction, sizeof correction);
+        }
+}
+
+enum { GGML_Q8_0 = 8 };
+
+/* Every part the same kind, nothing scaled or added on top. */
+static bool is_all(const h3_weight *w, h3_encoding encoding)
+{
+    if (w->n_lora) return false;
+    for (int i = 0; i < w->n_parts; i++) {
+        const h3_weight_part *p = &w->part[i];
+        if (p->encoding != encoding || p->in_scale || p->group != w->part[0].group) return false;
+        if (encoding == H3_ENC_GGML && (p->ggml_type != GGML_Q8_0 || !p->row_bytes)) return false;
+    }
+    return true;
+}
+
+static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
+{
+    const size_t padded = h3_align_up((size_t)g->w->cols, 64);
+    const size_t scales = h3_align_up((size_t)p->m * sizeof(float), 64);
+
+    g->scratch_bytes = padded * (sizeof(float) + VL);
+    if (posix_memalign(&g->owned, 64, scales + g->scratch_bytes * (size_t)d->n_threads) != 0)
+        return h3_fail(H3_E_NOMEM, "no memory to quantise %lld rows", (long long)p->m);
+    g->row_scale = g->owned;
+    g->scratch = (unsigned char *)g->owned + scales;
+    g->has_int_sums = !is_q8;
+    p->k = h3_ceil_div(g->w->cols, 4);
+    p->kc = is_q8 ? Q8_KC : KC;
+    p->tile = is_q8 ? tile_q8 : tile_int8;
+    p->fill = is_q8 ? fill_q8 : fill_int8;
+    p->pack = pack_int8;
+    p->row_scratch = 0;
+    return H3_OK;
+}
+
+h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
+{
+    const h3_backend *b = d->backend;
+
+    if (b->math == H3_CPU_INT8 && b->has_vnni) {
+        const bool is_q8 = is_all(g->w, H3_ENC_GGML);
+        if (is_q8 || is_all(g->w, H3_ENC_INT8)) return use_int8(d, g, p, is_q8);
+    }
+    if (b->use_bf16 && is_all_bf16(g)) {
+        p->k = g->w->cols / 2;
+        p->tile = tile_bf16;
+        p->fill = fill_bf16;
+        p->pack = pack_bf16;
+        p->row_scratch = 0;
+    }
+    return H3_OK;
+}
+#endif
