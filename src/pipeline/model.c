@@ -1,18 +1,15 @@
 /**
- * Finding the parts of a model; see model.h. Two published layouts:
- *
- *   released ROOT/{FL2VA,Ref2VA}/{transformer,text_encoder,video_vae,audio_vae,tokenizer,processor}
- *               (or one of the two folders given directly; its sibling is then looked at as well)
- *   diffusers   ROOT/{transformer,transformer_ref,text_encoder,vae,audio_vae,tokenizer,processor}
+ * Finding the parts of a model; see model.h. A real folder is searched by what its files hold (the
+ * weights room knows every published form); the built-in model is one folder of known layout.
  */
 #include "model.h"
 
-#include <stdio.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "builtin.h"
-#include "json.h"
+#include "parts.h"
 
 void h3_model_free(h3_model *m)
 {
@@ -24,6 +21,8 @@ void h3_model_free(h3_model *m)
     free(m->audio_vae);
     free(m->tokenizer);
     free(m->processor);
+    free(m->mmproj);
+    free(m->notes);
     memset(m, 0, sizeof *m);
 }
 
@@ -37,92 +36,125 @@ static char *existing(const char *dir, const char *a, const char *b)
     return NULL;
 }
 
-/* The first of up to four sub-folders of dir that exists. */
-static char *first_of(const char *dir, const char *const *names)
-{
-    for (; *names; names++) {
-        char *p = existing(dir, *names, NULL);
-        if (p) return p;
-    }
-    return NULL;
-}
-
-/* "fl2va" or "ref2va" by model_index.json of a released folder; "" when it does not say. */
-static void read_partition(const char *dir, char *out, size_t cap)
-{
-    char *path = h3_path_join(dir, "model_index.json");
-    json_t *root = NULL;
-    const char *s = NULL;
-
-    out[0] = '\0';
-    if (h3_path_exists(path) && h3_json_load(&root, path) == H3_OK)
-        s = json_string_value(json_object_get(json_object_get(root, "_minimax_h3"), "partition"));
-    if (s) snprintf(out, cap, "%s", s);
-    json_decref(root);
-    free(path);
-}
-
 static char *dup_or_null(const char *s)
 {
     return s ? h3_strdupf("%s", s) : NULL;
 }
 
-/* One folder of the release (FL2VA or Ref2VA): fills what is still empty. */
-static void take_partition(h3_model *m, const char *dir, bool is_ref)
+/* Fills *slot with a malloc'd path unless the caller named that part himself. */
+static void take(char **slot, char **found)
 {
-    char **dit = is_ref ? &m->dit_ref : &m->dit;
-
-    if (!*dit) *dit = existing(dir, "transformer", NULL);
-    if (!m->text_encoder) m->text_encoder = existing(dir, "text_encoder", NULL);
-    if (!m->video_vae)
-        m->video_vae = first_of(dir, (const char *const[]){"video_vae", "vae", NULL});
-    if (!m->audio_vae) m->audio_vae = existing(dir, "audio_vae", NULL);
-    if (!m->tokenizer)
-        m->tokenizer = first_of(dir, (const char *const[]){"tokenizer", "processor", NULL});
-    if (!m->processor) m->processor = existing(dir, "processor", NULL);
+    if (*slot) return;
+    *slot = *found;
+    *found = NULL;
 }
 
-/* Does the last component of a path read `name`? Sets *parent (malloc'd) then. */
-static bool ends_with_folder(const char *path, const char *name, char **parent)
+static void search_builtin(h3_model *m)
 {
+    static const struct {
+        size_t at;
+        const char *path;
+    } parts[] = {
+        {offsetof(h3_model, dit), "FL2VA/transformer"},
+        {offsetof(h3_model, dit_ref), "Ref2VA/transformer"},
+        {offsetof(h3_model, text_encoder), "FL2VA/text_encoder"},
+        {offsetof(h3_model, video_vae), "FL2VA/video_vae"},
+        {offsetof(h3_model, audio_vae), "FL2VA/audio_vae"},
+        {offsetof(h3_model, tokenizer), "FL2VA/tokenizer"},
+        {offsetof(h3_model, processor), "FL2VA/processor"},
+    };
+
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char *found = existing(m->root, parts[i].path, NULL);
+        take((char **)(void *)((char *)m + parts[i].at), &found);
+        free(found);
+    }
+}
+
+/* dirname, malloc'd; "." when there is none. */
+static char *folder_of(const char *path)
+{
+    const char *slash;
     size_t n = strlen(path);
-    const size_t k = strlen(name);
 
-    while (n && path[n - 1] == '/')
+    while (n > 1 && path[n - 1] == '/')
         n--;
-    if (n < k || memcmp(path + n - k, name, k) != 0 || (n > k && path[n - k - 1] != '/'))
-        return false;
-    *parent = n > k ? h3_strdupf("%.*s", (int)(n - k), path) : h3_strdupf(".");
-    return true;
+    slash = memrchr(path, '/', n);
+    return slash ? h3_strdupf("%.*s", slash == path ? 1 : (int)(slash - path), path)
+                 : h3_strdupf(".");
 }
 
-static void search_root(h3_model *m, const char *root)
+/* Settings of the image and video processors: beside the tokenizer or the text encoder, or in them.
+ */
+static char *find_processor(const h3_model *m)
+{
+    const char *const near[] = {m->tokenizer, m->text_encoder};
+    char *found = NULL;
+
+    for (int i = 0; i < 2 && !found; i++) {
+        char *up;
+        if (!near[i]) continue;
+        up = folder_of(near[i]);
+        found = existing(up, "processor", NULL);
+        if (!found && (found = existing(near[i], "preprocessor_config.json", NULL))) {
+            free(found);
+            found = h3_strdupf("%s", near[i]);
+        }
+        free(up);
+    }
+    return found;
+}
+
+/* ROOT/FL2VA given: its sibling Ref2VA holds the other transformer, and the other way round. */
+static void look_at_sibling(h3_model *m)
 {
     static const char *const folders[] = {"FL2VA", "Ref2VA"};
-    char partition[16], *parent = NULL;
+    char *up = folder_of(m->root);
+    const size_t n = strlen(m->root);
 
     for (int i = 0; i < 2; i++) {
-        char *dir = existing(root, folders[i], NULL);
-        if (dir) take_partition(m, dir, i == 1);
-        free(dir);
+        const size_t k = strlen(folders[i]);
+        size_t end = n;
+        char **slot = i ? &m->dit : &m->dit_ref;
+        while (end && m->root[end - 1] == '/')
+            end--;
+        if (end < k || memcmp(m->root + end - k, folders[i], k) != 0 || *slot) continue;
+        char *sibling = existing(up, folders[1 - i], "transformer");
+        take(slot, &sibling);
+        free(sibling);
     }
-    read_partition(root, partition, sizeof partition);
-    take_partition(m, root, strcmp(partition, "ref2va") == 0);
-    if (!m->dit_ref) m->dit_ref = existing(root, "transformer_ref", NULL);
-    for (int i = 0; i < 2; i++)
-        if (ends_with_folder(root, folders[i], &parent)) {
-            char *sibling = existing(parent, folders[1 - i], NULL);
-            if (sibling) take_partition(m, sibling, i == 0);
-            free(sibling);
-            free(parent);
-            parent = NULL;
-        }
+    free(up);
 }
 
-static h3_status need(const h3_model *m, const char *part, const char *what, const char *option)
+static h3_status search_folder(h3_model *m)
+{
+    h3_parts p;
+
+    H3_TRY(h3_parts_find(&p, m->root));
+    take(&m->dit, &p.dit);
+    take(&m->dit_ref, &p.dit_ref);
+    if (!m->dit && !m->dit_ref &&
+        p.dit_any) { // nothing tells the partition: the caller's task decides
+        m->dit = h3_strdupf("%s", p.dit_any);
+        m->dit_ref = h3_strdupf("%s", p.dit_any);
+    }
+    if (!m->text_encoder) take(&m->mmproj, &p.mmproj); // belongs to the encoder found with it
+    take(&m->text_encoder, &p.text_encoder);
+    take(&m->video_vae, &p.video_vae);
+    take(&m->audio_vae, &p.audio_vae);
+    take(&m->tokenizer, &p.tokenizer);
+    take(&m->notes, &p.notes);
+    h3_parts_free(&p);
+    look_at_sibling(m);
+    return H3_OK;
+}
+
+static h3_status need(const h3_model *m, const char *part, const char *key, const char *what,
+                      const char *option)
 {
     if (part) return H3_OK;
-    return h3_fail(H3_E_MISSING, "%s: no %s found; give its path with %s", m->root, what, option);
+    return h3_fail(H3_E_MISSING, "%s: no %s found; give its path with %s (published as %s)",
+                   m->root, what, option, h3_parts_advice(key));
 }
 
 h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
@@ -141,12 +173,18 @@ h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
     out->video_vae = dup_or_null(p->video_vae);
     out->audio_vae = dup_or_null(p->audio_vae);
     out->tokenizer = dup_or_null(p->tokenizer);
-    search_root(out, out->root);
-    if ((st = need(out, out->dit ? out->dit : out->dit_ref, "transformer", "--dit")) != H3_OK ||
-        (st = need(out, out->text_encoder, "text encoder", "--text-encoder")) != H3_OK ||
-        (st = need(out, out->video_vae, "video VAE", "--vae")) != H3_OK ||
-        (st = need(out, out->audio_vae, "audio VAE", "--audio-vae")) != H3_OK ||
-        (st = need(out, out->tokenizer, "tokenizer", "--tokenizer")) != H3_OK)
+    if (h3_is_builtin(out->root))
+        search_builtin(out);
+    else if ((st = search_folder(out)) != H3_OK)
+        goto fail;
+    if (!out->processor) out->processor = find_processor(out);
+    if ((st = need(out, out->dit ? out->dit : out->dit_ref, "dit", "transformer", "--dit")) !=
+            H3_OK ||
+        (st = need(out, out->text_encoder, "text_encoder", "text encoder", "--text-encoder")) !=
+            H3_OK ||
+        (st = need(out, out->video_vae, "video_vae", "video VAE", "--vae")) != H3_OK ||
+        (st = need(out, out->audio_vae, "audio_vae", "audio VAE", "--audio-vae")) != H3_OK ||
+        (st = need(out, out->tokenizer, "tokenizer", "tokenizer", "--tokenizer")) != H3_OK)
         goto fail;
     return H3_OK;
 

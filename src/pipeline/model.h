@@ -1,6 +1,6 @@
 /**
- * Where the parts of a model are: one folder in the released or the diffusers layout, with single
- * parts overridden. Only paths are settled here; nothing is opened but small JSON files.
+ * Where the parts of a model are: one folder in any published layout, with single parts overridden.
+ * Only paths are settled here.
  */
 #ifndef H3_PIPELINE_MODEL_H
 #define H3_PIPELINE_MODEL_H
@@ -15,6 +15,8 @@ typedef struct h3_model {
     char *text_encoder;
     char *video_vae, *audio_vae;
     char *tokenizer, *processor;
+    char *mmproj; ///< vision tower of a text encoder that is split over two GGUF files
+    char *notes;  ///< choices the search had to make, one line each, or NULL
 } h3_model;
 
 /** Which parts the caller names himself; NULL entries are looked for in `root`. */
