@@ -133,11 +133,9 @@ static h3_status search_folder(h3_model *m)
     H3_TRY(h3_parts_find(&p, m->root));
     take(&m->dit, &p.dit);
     take(&m->dit_ref, &p.dit_ref);
-    if (!m->dit && !m->dit_ref &&
-        p.dit_any) { // nothing tells the partition: the caller's task decides
-        m->dit = h3_strdupf("%s", p.dit_any);
-        m->dit_ref = h3_strdupf("%s", p.dit_any);
-    }
+    // where nothing tells the partition the caller's task decides
+    if (!m->dit && p.dit_any) m->dit = h3_strdupf("%s", p.dit_any);
+    if (!m->dit_ref && p.dit_any) m->dit_ref = h3_strdupf("%s", p.dit_any);
     if (!m->text_encoder) take(&m->mmproj, &p.mmproj); // belongs to the encoder found with it
     take(&m->text_encoder, &p.text_encoder);
     take(&m->video_vae, &p.video_vae);
