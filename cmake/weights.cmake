@@ -4,6 +4,8 @@ room(weights FILES name_table.c json.c manifest.c safetensors.c gguf.c names.c e
 if(CMOCKA_FOUND)
     unit_test(weights FILES tests/unit/test_weights.c USES weights tensor base
               LIBS PkgConfig::JANSSON)
+    unit_test(manifests FILES tests/unit/test_manifests.c USES weights tensor base
+              LIBS PkgConfig::JANSSON)
     unit_test(formats FILES tests/unit/test_formats.c USES weights tensor base
               LIBS PkgConfig::JANSSON)
 endif()
