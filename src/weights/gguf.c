@@ -442,7 +442,7 @@ static h3_status check_magic(const h3_file *f)
 static h3_status read_file(reader *r)
 {
     const size_t from = r->m->n;
-    uint32_t version;
+    uint32_t version = 0;
     uint64_t n_tensors, n_kv;
 
     H3_TRY(check_magic(r->f));
