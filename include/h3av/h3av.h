@@ -216,6 +216,15 @@ H3_API h3_status h3_tokenize(const char *path, const char *text, char **json);
  */
 H3_API h3_status h3_dump(const char *path, const char *name, const char *qkv, const char *out_path);
 
+/** What a picture, clip or sound is, from its headers: kind ("image", "video", "audio"), format,
+ *  codecs, width, height, fps, duration, frames, has_audio, channels, sample_rate, audio_duration.
+ *  Needs no engine; safe from any thread. */
+H3_API h3_status h3_probe(const h3_input *in, char **json);
+
+/** The first frame of a clip as a PNG, no side longer than max_side (0: as it is). Needs no engine;
+ *  safe from any thread. */
+H3_API h3_status h3_thumbnail(const char *clip, const char *png, int max_side);
+
 /** Frame folder + WAV -> MP4. rq gives out_path, codec, crf and preset. fps 0: 24. */
 H3_API h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps,
                               const h3_request *rq);
