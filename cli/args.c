@@ -18,6 +18,7 @@ typedef enum kind {
     K_INT,      ///< int
     K_U64,      ///< uint64_t
     K_REAL,     ///< double
+    K_FLOAT,    ///< float
     K_BYTES,    ///< uint64_t with K, M, G
     K_SIZE,     ///< WxH into rq.width, rq.height
     K_KEYFRAME, ///< h3_input
@@ -47,7 +48,7 @@ static const option_row rows[] = {
     {"--prompt", "-p", ASKS, K_TEXT, AT(rq.prompt), "TEXT", "what to show and to hear"},
     {"--prompt-file", NULL, ASKS, K_TEXT, AT(prompt_file), "FILE",
      "read the prompt from a file, - for standard input"},
-    {"--output", "-o", WRITES | CMD_DUMP, K_TEXT, AT(output), "FILE",
+    {"--output", "-o", WRITES | CMD_DUMP | CMD_CONVERT, K_TEXT, AT(output), "FILE",
      "the MP4 (or, for dump, safetensors) to write"},
     {"--task", NULL, ASKS, K_WORD, AT(rq.task), "auto|t2va|fl2va|ref2va", "default: by the inputs"},
     {"--size", "-s", ASKS, K_SIZE, 0, "WxH", "canvas in pixels, multiples of 32"},
@@ -67,6 +68,8 @@ static const option_row rows[] = {
      "safetensors with the noise to start from (video, audio)"},
     {"--shift", NULL, ASKS, K_REAL, AT(rq.shift_video), "X", "sigma shift of the picture (12)"},
     {"--audio-shift", NULL, ASKS, K_REAL, AT(rq.shift_audio), "X", "sigma shift of the sound (3)"},
+    {"--preset", NULL, ASKS, K_TEXT, AT(rq.schedule), "turbo4|turbo8|FILE.json",
+     "schedule of a few-step model"},
     {"--sigmas", NULL, ASKS, K_SIGMAS, 0, "A,B,...,0", "explicit base sigmas instead of --steps"},
     {"--first", NULL, ASKS, K_KEYFRAME, AT(first), "IMAGE", "first frame"},
     {"--last", NULL, ASKS, K_KEYFRAME, AT(last), "IMAGE", "last frame"},
@@ -87,11 +90,15 @@ static const option_row rows[] = {
      "audio VAE instead of the model's"},
     {"--tokenizer", NULL, LOADS | CMD_TOKENIZE, K_TEXT, AT(engine.tokenizer), "PATH",
      "tokenizer instead of the model's"},
+    {"--to", NULL, CMD_CONVERT, K_WORD, AT(form), "bf16|f32|q8_0",
+     "what to write: safetensors, or for q8_0 a GGUF"},
     {"--lora", NULL, LOADS, K_LORA, 0, "FILE[:STRENGTH]", "low-rank adapter; repeat"},
+    {"--lora-alpha", NULL, LOADS, K_FLOAT, AT(engine.lora_alpha), "X",
+     "alpha of adapters that hold none"},
     {"--strict", NULL, LOADS, K_FLAG, AT(engine.is_strict_lora), NULL,
      "adapter keys that match nothing are an error"},
-    {"--qkv", NULL, LOADS | CMD_DUMP, K_WORD, AT(engine.qkv), "auto|interleaved|stacked",
-     "row order of fused q/k/v"},
+    {"--qkv", NULL, LOADS | CMD_DUMP | CMD_CONVERT, K_WORD, AT(engine.qkv),
+     "auto|interleaved|stacked", "row order of fused q/k/v"},
     {"--quant", NULL, LOADS, K_WORD, AT(engine.quant), "auto|keep|expand",
      "quantized weights in memory"},
     {"--device", "-d", LOADS, K_TEXT, AT(engine.device), "cpu|cuda[:N]", "where the networks run"},
@@ -169,6 +176,7 @@ static const struct {
     {"inspect", CMD_INSPECT, 1, 1, "PATH", "what is this file or folder, and what is missing"},
     {"tokenize", CMD_TOKENIZE, 1, 1, "TEXT", "token ids and pieces of a text"},
     {"dump", CMD_DUMP, 1, 1, "PATH", "tensors as float32 safetensors under canonical names"},
+    {"convert", CMD_CONVERT, 1, 1, "PATH", "a checkpoint in plain form, from any published one"},
     {"bench", CMD_BENCH, 0, 0, "", "time operations and stages"},
     {"version", CMD_VERSION, 0, 0, "", "print the version"},
     {"help", CMD_HELP, 0, 1, "[COMMAND]", "this text"},
@@ -481,6 +489,13 @@ static int set_value(cli *c, const option_row *r, const char *value)
         if (!to_real(value, at) || *(double *)at <= 0)
             return usage_error("%s %s: expected a number above 0", r->name, value);
         return 0;
+    case K_FLOAT: {
+        double v;
+        if (!to_real(value, &v) || v <= 0)
+            return usage_error("%s %s: expected a number above 0", r->name, value);
+        *(float *)at = (float)v;
+        return 0;
+    }
     case K_BYTES:
         if (!to_bytes(value, at))
             return usage_error("%s %s: expected a size such as 24G or 512M", r->name, value);

@@ -22,7 +22,8 @@ typedef enum command {
     CMD_BENCH = 1 << 6,
     CMD_DUMP = 1 << 7,
     CMD_HELP = 1 << 8,
-    CMD_VERSION = 1 << 9
+    CMD_VERSION = 1 << 9,
+    CMD_CONVERT = 1 << 10
 } command;
 
 typedef struct cli {
@@ -35,7 +36,7 @@ typedef struct cli {
     int64_t rows[MAX_ROWS];
     float sigmas[MAX_SIGMAS];
     double ref_fps, mux_fps;
-    const char *prompt_file, *preset_name, *tensor, *output;
+    const char *prompt_file, *form, *tensor, *output;
     const char *arg[2]; ///< positional: a path, a text
     int n_args;
     bool is_json, is_verbose, is_quiet, wants_help, wants_man, dump_all;

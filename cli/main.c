@@ -220,6 +220,18 @@ static int run_dump(cli *c)
     return st == H3_OK ? 0 : failed(c, st);
 }
 
+static int run_convert(cli *c)
+{
+    h3_status st;
+
+    if (!c->output) {
+        fprintf(stderr, "h3av: convert needs --output FILE\n");
+        return 2;
+    }
+    st = h3_convert_file(c->arg[0], c->form, c->engine.qkv, c->output);
+    return st == H3_OK ? 0 : failed(c, st);
+}
+
 static int run_mux(cli *c)
 {
     h3_status st;
@@ -262,6 +274,8 @@ static int run(cli *c)
         return run_bench(c);
     case CMD_DUMP:
         return run_dump(c);
+    case CMD_CONVERT:
+        return run_convert(c);
     case CMD_MUX:
         return run_mux(c);
     case CMD_INSPECT:

@@ -61,6 +61,7 @@ typedef struct h3_engine_opts {
     int n_threads;      ///< 0: all cores this process may use
     const h3_lora_file *loras;
     int n_loras;
+    float lora_alpha;               ///< for adapter files that hold no alpha; 0: their scale is 1
     bool is_strict_lora;            ///< unmatched LoRA keys are an error
     bool has_timing;                ///< measure every operation (slower on a GPU)
     bool keep_loaded;               ///< keep parts in memory between requests (server, sessions)
@@ -122,6 +123,8 @@ typedef struct h3_request {
     double shift_video, shift_audio; ///< sigma shifts, 0: 12 and 3 (or the preset's)
     const float *sigmas;             ///< explicit base sigmas, descending to 0, or NULL
     int n_sigmas;
+    const char
+        *schedule; ///< "turbo4", "turbo8" or a .json file: a few-step model's schedule; or NULL
     const char *noise_path;       ///< safetensors with video and audio noise, or NULL
     const h3_input *first, *last; ///< keyframes, or NULL
     const char *fit; ///< keyframes on the canvas: "reference" (NULL), "stretch", "cover", "pad"
@@ -224,6 +227,11 @@ H3_API h3_status h3_probe(const h3_input *in, char **json);
 /** The first frame of a clip as a PNG, no side longer than max_side (0: as it is). Needs no engine;
  *  safe from any thread. */
 H3_API h3_status h3_thumbnail(const char *clip, const char *png, int max_side);
+
+/** Writes a checkpoint in plain form under released names, one tensor at a time: `form` "bf16",
+ *  "f32" (safetensors) or "q8_0" (GGUF). */
+H3_API h3_status h3_convert_file(const char *path, const char *form, const char *qkv,
+                                 const char *out_path);
 
 /** Frame folder + WAV -> MP4. rq gives out_path, codec, crf and preset. fps 0: 24. */
 H3_API h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps,

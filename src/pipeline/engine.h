@@ -5,8 +5,12 @@
 #include <h3av/h3av.h>
 
 #include "checkpoint.h"
+#include "lora.h"
 #include "model.h"
+#include "preset.h"
 #include "tokenizer.h"
+
+enum { H3_MAX_LORAS = 16 };
 
 struct h3_engine {
     h3_dev *dev;
@@ -17,6 +21,12 @@ struct h3_engine {
     h3_ckpt_opts ckpt;
     h3_tok *tok;
     bool has_timing;
+    char *lora[H3_MAX_LORAS];
+    float lora_strength[H3_MAX_LORAS];
+    int n_loras;
+    h3_lora_opts lora_opts;
+    h3_preset lora_preset; ///< schedule that came with an adapter
+    int has_lora_preset;
 };
 
 /** Default size, length and steps of a request that leaves them open. */

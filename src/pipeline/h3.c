@@ -96,6 +96,31 @@ static h3_status check_parts(const h3_engine *e)
     return check_part(e, e->model.audio_vae, H3_ROLE_AUDIO_VAE);
 }
 
+/* Remembers the adapters; one of them may bring the schedule it was distilled for. */
+static h3_status take_loras(h3_engine *e, const h3_engine_opts *opts)
+{
+    if (opts->n_loras > H3_MAX_LORAS)
+        return h3_fail(H3_E_ARG, "%d adapters: at most %d are accepted", opts->n_loras,
+                       H3_MAX_LORAS);
+    e->lora_opts = (h3_lora_opts){.alpha = opts->lora_alpha, .is_strict = opts->is_strict_lora};
+    for (int i = 0; i < opts->n_loras; i++) {
+        h3_preset preset;
+        int found = 0;
+        H3_TRY(h3_preset_of_lora(&preset, opts->loras[i].path, &found));
+        if (found && e->has_lora_preset)
+            return h3_fail(H3_E_ARG, "%s: a second adapter that brings a schedule of its own",
+                           opts->loras[i].path);
+        if (found) {
+            e->lora_preset = preset;
+            e->has_lora_preset = 1;
+        }
+        e->lora[i] = h3_strdupf("%s", opts->loras[i].path);
+        e->lora_strength[i] = opts->loras[i].strength;
+        e->n_loras = i + 1;
+    }
+    return H3_OK;
+}
+
 h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
 {
     const h3_model_paths paths = {opts->model, opts->dit,       opts->text_encoder,
@@ -116,6 +141,7 @@ h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
     if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
     if ((st = check_parts(e)) != H3_OK) goto fail;
     if ((st = h3_tok_open(&e->tok, e->model.tokenizer)) != H3_OK) goto fail;
+    if ((st = take_loras(e, opts)) != H3_OK) goto fail;
     *out = e;
     return H3_OK;
 
@@ -130,6 +156,8 @@ void h3_engine_close(h3_engine **ep)
 
     if (!e) return;
     h3_tok_free(&e->tok);
+    for (int i = 0; i < e->n_loras; i++)
+        free(e->lora[i]);
     h3_model_free(&e->model);
     h3_dev_close(&e->dev);
     free(e);

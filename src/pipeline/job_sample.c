@@ -128,6 +128,10 @@ static uint64_t fingerprint(const h3_job *j)
     uint64_t h = H3_FNV;
 
     h = h3_fnv(h, dit, strlen(dit));
+    for (int i = 0; i < j->e->n_loras; i++) {
+        h = h3_fnv(h, j->e->lora[i], strlen(j->e->lora[i]));
+        h = h3_fnv(h, &j->e->lora_strength[i], sizeof(float));
+    }
     h = h3_fnv(h, j->embeds.data,
                (size_t)h3_numel(j->embeds) * h3_dtype_bytes((h3_dtype)j->embeds.dtype));
     h = h3_fnv(h, j->video_rows, (size_t)(l->n_video * H3_VIDEO_CHANNELS * 4) * sizeof(float));
@@ -248,6 +252,33 @@ static h3_status run_loop(h3_job *j, const h3_dit *m, float *video_out, float *a
     return st;
 }
 
+/* Adapters go in before anything is bound; each says what it matched. */
+static h3_status add_loras(h3_job *j, h3_checkpoint *ck)
+{
+    const h3_engine *e = j->e;
+
+    for (int i = 0; i < e->n_loras; i++) {
+        h3_lora_opts opts = e->lora_opts;
+        h3_lora_report r = {0};
+        h3_status st;
+        opts.strength = e->lora_strength[i];
+        st = h3_ckpt_add_lora(ck, e->lora[i], &opts, &r);
+        if (st == H3_OK) {
+            h3_job_say(
+                j, H3_EVENT_INFO,
+                "adapter %s: %lld of %lld modules matched, rank %lld..%lld, strength %g (%s keys)",
+                e->lora[i], (long long)r.n_matched, (long long)r.n_modules, (long long)r.rank_min,
+                (long long)r.rank_max, (double)opts.strength, r.form);
+            if (r.unmatched)
+                h3_job_say(j, H3_EVENT_WARNING, "adapter %s: no match for %s", e->lora[i],
+                           r.unmatched);
+        }
+        free(r.unmatched);
+        if (st != H3_OK) return st;
+    }
+    return H3_OK;
+}
+
 h3_status h3_job_sample(h3_job *j)
 {
     const h3_layout *l = j->layout;
@@ -266,6 +297,7 @@ h3_status h3_job_sample(h3_job *j)
         if (j->rq->resume_path) st = resume(j);
     }
     if (st == H3_OK) st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, &j->e->ckpt);
+    if (st == H3_OK) st = add_loras(j, ck);
     if (st == H3_OK) st = h3_dit_open(&m, ck, j->e->dev);
     if (st == H3_OK) st = run_loop(j, m, video_out, audio_out);
     h3_dit_close(&m);

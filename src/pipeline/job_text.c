@@ -54,7 +54,9 @@ static h3_status run_encoder(h3_job *j, const h3_vision *v)
     size_t bytes = 0;
     h3_status st;
 
-    st = h3_ckpt_open(&ck, e->model.text_encoder, H3_ROLE_TEXT_ENCODER, &e->ckpt);
+    h3_ckpt_opts how = e->ckpt;
+    how.extra = e->model.mmproj;
+    st = h3_ckpt_open(&ck, e->model.text_encoder, H3_ROLE_TEXT_ENCODER, &how);
     if (st == H3_OK) st = check_markers(j, ck);
     if (st == H3_OK) st = h3_encoder_open(&enc, ck, e->dev, &opts);
     if (st == H3_OK) st = h3_encoder_scratch_bytes(enc, &in, &bytes);

@@ -213,12 +213,39 @@ static h3_ref_info info_of(const h3_source *s)
                          .rate = s->rate};
 }
 
+/* A few-step schedule: asked for by name, else the one that came with an adapter. Numbers the
+ * caller gives himself win; explicit sigmas cannot be mixed with another schedule. */
+static h3_status apply_preset(h3_plan_request *r, h3_preset *p, const h3_request *rq,
+                              const h3_engine *e)
+{
+    if (rq->schedule)
+        H3_TRY(h3_preset_load(p, rq->schedule));
+    else if (e && e->has_lora_preset)
+        *p = e->lora_preset;
+    else
+        return H3_OK;
+    if (rq->schedule && (rq->n_sigmas || rq->steps))
+        return h3_fail(H3_E_ARG, "preset %s brings its own steps; leave --steps and --sigmas out",
+                       rq->schedule);
+    if (!rq->steps && !rq->n_sigmas) {
+        if (p->n_steps) r->n_steps = p->n_steps;
+        if (p->n_sigmas) {
+            r->base_sigmas = p->sigmas;
+            r->n_base_sigmas = p->n_sigmas;
+        }
+    }
+    if (!(rq->shift_video > 0) && p->shift_video > 0) r->video_shift = p->shift_video;
+    if (!(rq->shift_audio > 0) && p->shift_audio > 0) r->audio_shift = p->shift_audio;
+    return H3_OK;
+}
+
 h3_status h3_request_plan(h3_plan **out, const h3_request *rq, h3_task task, const h3_sources *s,
                           const h3_engine *e)
 {
     const h3_defaults def = h3_engine_defaults(e);
     h3_ref_info refs[H3_MAX_CONDITIONS];
     h3_plan_request r = h3_plan_request_default();
+    h3_preset preset; // r may point into it
 
     r.task = task;
     r.knobs = knobs_of(rq);
@@ -238,6 +265,7 @@ h3_status h3_request_plan(h3_plan **out, const h3_request *rq, h3_task task, con
     if (rq->shift_audio > 0) r.audio_shift = rq->shift_audio;
     r.base_sigmas = rq->sigmas;
     r.n_base_sigmas = rq->n_sigmas;
+    H3_TRY(apply_preset(&r, &preset, rq, e));
     r.seed = rq->seed;
     H3_TRY(parse_noise_order(&r.noise_order, rq->noise_order));
     return h3_plan_create(out, &r);

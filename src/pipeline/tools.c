@@ -112,6 +112,31 @@ h3_status h3_dump(const char *path, const char *name, const char *qkv, const cha
     return st;
 }
 
+/* ------------------------------------------------------------------------------------ convert */
+
+h3_status h3_convert_file(const char *path, const char *form, const char *qkv, const char *out_path)
+{
+    static const char *const forms[] = {"f32", "bf16", "q8_0"};
+    h3_convert_opts opts = {.form = H3_CONVERT_BF16};
+    h3_ckpt_opts how = {0};
+    h3_checkpoint *ck = NULL;
+    bool is_known = !form;
+    h3_status st;
+
+    for (int i = 0; form && i < 3; i++)
+        if (strcmp(form, forms[i]) == 0) {
+            opts.form = (h3_convert_form)i;
+            is_known = true;
+        }
+    if (!is_known) return h3_fail(H3_E_ARG, "form %s: expected bf16, f32 or q8_0", form);
+    h3_register_builtin();
+    H3_TRY(h3_parse_qkv(&how.qkv, qkv));
+    H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
+    st = h3_convert(ck, out_path, &opts);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
 /* ------------------------------------------------------------------------------------ inspect */
 
 h3_status h3_inspect(const char *path, bool as_json, bool verbose, char **out)
