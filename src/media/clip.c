@@ -229,7 +229,7 @@ static h3_status placer_begin(placer *p, int w, int h, int width, int height)
     c->width = width ? width : is_turned ? h : w;
     c->height = height ? height : is_turned ? w : h;
     if (h3_mul_size(frame_bytes(c), (size_t)c->n, &total)) c->rgb = malloc(total);
-    p->raw = malloc((size_t)w * (size_t)h * 3);
+    p->raw = malloc((size_t)w * (size_t)h * 3 + H3_PIXELS_PADDING);
     if (p->orientation != 1) p->turned = malloc((size_t)w * (size_t)h * 3);
     if (!c->rgb || !p->raw || (p->orientation != 1 && !p->turned))
         return h3_fail(H3_E_NOMEM, "%s: no memory for %lld frames of %dx%d", p->name,

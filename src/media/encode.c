@@ -50,7 +50,8 @@ struct h3_mux {
     AVStream *stream[2];
     AVCodecContext *enc[2];
     AVBSFContext *bsf; // takes the encoder's own description out; NULL when it may stay
-    AVFrame *yuv;
+    AVFrame *rgb,
+        *yuv; // the caller's picture with padded rows (swscale reads past an end), converted
     struct SwsContext *sws;
     packet_list packets[2];
     float *pcm[2]; // (n_pcm) left, right
@@ -251,16 +252,18 @@ static h3_status open_scaler(h3_mux *m)
         sws_init_context(s, NULL, NULL) < 0)
         return h3_fail(H3_E_INTERNAL, "swscale cannot convert RGB to YUV at %dx%d", w, h);
     m->yuv = av_frame_alloc();
-    if (!m->yuv) return h3_fail(H3_E_NOMEM, "no memory for a picture");
+    m->rgb = av_frame_alloc();
+    if (!m->yuv || !m->rgb) return h3_fail(H3_E_NOMEM, "no memory for a picture");
+    m->rgb->format = AV_PIX_FMT_RGB24;
     m->yuv->format = AV_PIX_FMT_YUV420P;
-    m->yuv->width = w;
-    m->yuv->height = h;
+    m->yuv->width = m->rgb->width = w;
+    m->yuv->height = m->rgb->height = h;
     m->yuv->color_range = AVCOL_RANGE_MPEG;
     m->yuv->colorspace = AVCOL_SPC_BT709;
     m->yuv->color_primaries = AVCOL_PRI_BT709;
     m->yuv->color_trc = AVCOL_TRC_BT709;
     m->yuv->chroma_location = AVCHROMA_LOC_LEFT;
-    if (av_frame_get_buffer(m->yuv, 0) < 0)
+    if (av_frame_get_buffer(m->yuv, 0) < 0 || av_frame_get_buffer(m->rgb, 0) < 0)
         return h3_fail(H3_E_NOMEM, "no memory for a picture of %dx%d", w, h);
     return H3_OK;
 }
@@ -414,20 +417,26 @@ static h3_status encode(h3_mux *m, int which, const AVFrame *frame)
     return st;
 }
 
+static h3_status convert(h3_mux *m, const uint8_t *rgb)
+{
+    const size_t row = (size_t)m->opt.width * 3;
+
+    for (int y = 0; y < m->opt.height; y++)
+        memcpy(m->rgb->data[0] + (ptrdiff_t)y * m->rgb->linesize[0], rgb + (size_t)y * row, row);
+    if (av_frame_make_writable(m->yuv) < 0)
+        return h3_fail(H3_E_NOMEM, "%s: no memory for a picture", m->file.path);
+    if (sws_scale(m->sws, (const uint8_t *const *)m->rgb->data, m->rgb->linesize, 0, m->opt.height,
+                  m->yuv->data, m->yuv->linesize) != m->opt.height)
+        return h3_fail(H3_E_INTERNAL, "%s: colour conversion failed", m->file.path);
+    return H3_OK;
+}
+
 h3_status h3_mux_frame(h3_mux *m, const uint8_t *rgb)
 {
-    const uint8_t *const src[4] = {rgb};
-    const int stride[4] = {3 * m->opt.width};
-    int err;
-
     if (m->opt.n_frames && m->n_frames == m->opt.n_frames)
         return h3_fail(H3_E_ARG, "%s: more than the %lld frames that were announced", m->file.path,
                        (long long)m->opt.n_frames);
-    if ((err = av_frame_make_writable(m->yuv)) < 0)
-        return h3_av_fail(err, H3_E_NOMEM, m->file.path, "a picture");
-    if (sws_scale(m->sws, src, stride, 0, m->opt.height, m->yuv->data, m->yuv->linesize) !=
-        m->opt.height)
-        return h3_fail(H3_E_INTERNAL, "%s: colour conversion failed", m->file.path);
+    H3_TRY(convert(m, rgb));
     m->yuv->pts = m->n_frames;
     H3_TRY(encode(m, VIDEO, m->yuv));
     m->n_frames++;
@@ -591,6 +600,7 @@ void h3_mux_abort(h3_mux **mp)
     avformat_free_context(m->fmt);
     av_bsf_free(&m->bsf);
     av_frame_free(&m->yuv);
+    av_frame_free(&m->rgb);
     sws_freeContext(m->sws);
     h3_atomic_abort(&m->file);
     free(m->codec);

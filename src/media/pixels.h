@@ -10,6 +10,10 @@
 
 #include "status.h"
 
+/** Bytes that every target buffer must have behind its last pixel: swscale writes in whole vectors.
+ */
+enum { H3_PIXELS_PADDING = 64 };
+
 /** How the colour samples of a YUV picture become RGB. */
 typedef enum h3_yuv_rule {
     H3_YUV_JPEG, ///< full range BT.601, libjpeg's "fancy" upsampling and integer tables
@@ -17,7 +21,8 @@ typedef enum h3_yuv_rule {
     H3_YUV_VIDEO ///< as the frame is tagged, through swscale
 } h3_yuv_rule;
 
-/** f -> rgb [f->height, f->width, 3]. `name` is for messages. H3_E_UNSUPPORTED for an odd format.
+/** f -> rgb [f->height, f->width, 3] and padding. `name` is for messages. H3_E_UNSUPPORTED for an
+ * odd format.
  */
 H3_NODISCARD h3_status h3_pixels_rgb(uint8_t *rgb, const AVFrame *f, h3_yuv_rule rule,
                                      const char *name);

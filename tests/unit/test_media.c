@@ -1044,6 +1044,19 @@ static void test_track_offset(void **state)
         loud = fmax(loud, fabs((double)s.pcm[i]));
     assert_true(loud > 0.1);
     h3_sound_free(&s);
+
+    // sound that begins half a second before the picture is cut: what remains starts with the tone
+    assert_true(
+        ffmpeg("-itsoffset 0.5 -f lavfi -i color=black:s=32x32:r=24:d=1 -f lavfi -i "
+               "\"aevalsrc=0.5*sin(6000*t)*gte(t\\,0.5):s=32000:d=1.5\" -c:v libx264 -pix_fmt "
+               "yuv420p -c:a pcm_s16le early.mkv"));
+    assert_ok(h3_sound_load(&s, h3_media_file(at("early.mkv")), 0.0, NULL));
+    assert_true(llabs(s.n - 32000) < 64);
+    loud = 0.0;
+    for (int64_t i = 64; i < 128; i++)
+        loud = fmax(loud, fabs((double)s.pcm[i]));
+    assert_true(loud > 0.4);
+    h3_sound_free(&s);
 }
 
 static void test_bad_sounds(void **state)
