@@ -8,7 +8,8 @@
 
 #include "status.h"
 
-/** ceil(n * to / from) after both rates are divided by their gcd; -1 on overflow or a rate <= 0. */
+/** ceil(n * to / from), the quotient rounded to float32 before the ceiling as the reference does;
+ * -1 on overflow or a rate <= 0. */
 int64_t h3_resample_length(int64_t n, int from, int to);
 
 /** in [n] -> out [h3_resample_length(n, from, to)], one channel. Equal rates copy. H3_E_ARG for
