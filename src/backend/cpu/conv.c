@@ -17,6 +17,7 @@
 typedef struct conv_ctx {
     h3_tensor x, y, add;
     const h3_weight *w;
+    const h3_conv *c;
     int64_t taps, kw, khw; // taps per channel; per line; per frame
     const int32_t *map[3]; // [kernel][outputs] input index or -1, per axis
 } conv_ctx;
@@ -103,6 +104,40 @@ static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
     }
 }
 
+/* True when no tap of output index o reaches outside the n_in cells of its axis. */
+static bool is_inside(const h3_conv *c, int axis, int64_t o, int64_t n_in)
+{
+    const int64_t first = o * c->stride[axis] - c->pad_lo[axis];
+    return first >= 0 && first + (int64_t)(c->kernel[axis] - 1) * c->dilation[axis] < n_in;
+}
+
+/* A full panel within one line, away from every border, is read where it lies. */
+static const float *direct(const void *ctx, int64_t m0, int64_t m)
+{
+    const conv_ctx *g = ctx;
+    const h3_conv *c = g->c;
+    const int64_t H = g->y.ne[2], W = g->y.ne[3], line = m0 / W, w = m0 % W;
+    const int64_t t = line / H, h = line % H;
+
+    if (m < NR || w + NR > W || !is_inside(c, 0, t, g->x.ne[1]) ||
+        !is_inside(c, 1, h, g->x.ne[2]) || !is_inside(c, 2, w, g->x.ne[3]) ||
+        !is_inside(c, 2, w + NR - 1, g->x.ne[3]))
+        return NULL;
+    return (const float *)g->x.data + (t * c->stride[0] - c->pad_lo[0]) * g->x.st[1] +
+           (h * c->stride[1] - c->pad_lo[1]) * g->x.st[2] + w - c->pad_lo[2];
+}
+
+/* Where the input of (channel, tap) lies relative to what direct() returns. */
+static void fill_offsets(int64_t *at, const conv_ctx *g)
+{
+    for (int64_t k = 0; k < g->w->cols; k++) {
+        const int64_t tap = k % g->taps;
+        at[k] = k / g->taps * g->x.st[0] + tap / g->khw * g->c->dilation[0] * g->x.st[1] +
+                tap % g->khw / g->kw * g->c->dilation[1] * g->x.st[2] +
+                tap % g->kw * g->c->dilation[2];
+    }
+}
+
 /* Table of one axis: [kernel][n_out]. */
 static void fill_map(int32_t *map, int64_t n_in, int64_t n_out, const h3_conv *c, int axis)
 {
@@ -124,7 +159,8 @@ static void fill_map(int32_t *map, int64_t n_in, int64_t n_out, const h3_conv *c
 static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, const h3_conv *c,
                       h3_tensor add)
 {
-    conv_ctx g = {.x = x, .y = y, .add = add, .w = w};
+    conv_ctx g = {.x = x, .y = y, .add = add, .w = w, .c = c};
+    int64_t *offsets = NULL;
     int32_t *maps = NULL;
     size_t n = 0;
     h3_status st;
@@ -137,7 +173,13 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
     for (int a = 0; a < 3; a++)
         n += (size_t)c->kernel[a] * (size_t)y.ne[a + 1];
     maps = malloc((n + 1) * sizeof *maps);
-    if (!maps) return h3_fail(H3_E_NOMEM, "no memory for %zu padding indices", n);
+    offsets = malloc((size_t)(w->cols + 1) * sizeof *offsets);
+    if (!maps || !offsets) {
+        free(maps);
+        free(offsets);
+        return h3_fail(H3_E_NOMEM, "no memory for %zu padding indices", n);
+    }
+    fill_offsets(offsets, &g);
     int32_t *at = maps;
     for (int a = 0; a < 3; a++) {
         fill_map(at, x.ne[a + 1], y.ne[a + 1], c, a);
@@ -151,8 +193,11 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
                           .row_scratch = ISA(h3_cpu_fill_scratch)(w),
                           .fill = fill,
                           .pack = pack,
-                          .store = store};
+                          .store = store,
+                          .direct = c->stride[2] == 1 ? direct : NULL,
+                          .at = offsets};
     st = ISA(h3_cpu_product)(d, &p);
+    free(offsets);
     free(maps);
     return st;
 }
@@ -197,6 +242,16 @@ static void phase_pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64
     }
 }
 
+/* Away from both ends the panel is read where it lies; tap j looks j samples back. */
+static const float *phase_direct(const void *ctx, int64_t m0, int64_t m)
+{
+    const phase_ctx *g = ctx;
+    const int64_t from = g->q0 + m0;
+
+    if (m < NR || from - (g->taps - 1) < 0 || from + NR > g->x.ne[1]) return NULL;
+    return (const float *)g->x.data + from;
+}
+
 static void phase_store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
                         const float *c)
 {
@@ -217,6 +272,7 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
         w->n_parts == 1 && !w->n_lora && w->part[0].encoding == H3_ENC_F32 && !w->part[0].in_scale;
     phase_ctx g = {.x = x, .y = y, .w = w, .kernel = kernel, .stride = stride, .pad = pad};
     float *wide = NULL;
+    int64_t *at = NULL; // offsets of (channel, tap), at most kernel taps a phase
     h3_status st = H3_OK;
 
     assert(w->rows == x.ne[0] && w->cols == y.ne[0] * kernel);
@@ -230,6 +286,8 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
         h3_weight_rows(w, 0, w->rows, wide);
         g.wide = wide;
     }
+    at = malloc((size_t)(w->rows * h3_ceil_div(kernel, stride) + 1) * sizeof *at);
+    if (!at) st = h3_fail(H3_E_NOMEM, "no memory for the offsets of %s", w->name);
     for (g.phase = 0; g.phase < stride && st == H3_OK; g.phase++) {
         g.q0 = h3_ceil_div(pad > g.phase ? pad - g.phase : 0, stride);
         g.n0 = g.q0 * stride + g.phase - pad;
@@ -247,9 +305,14 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
                               .ctx = &g,
                               .fill = phase_fill,
                               .pack = phase_pack,
-                              .store = phase_store};
+                              .store = phase_store,
+                              .direct = phase_direct,
+                              .at = at};
+        for (int64_t k = 0; k < p.k; k++)
+            at[k] = k / g.taps * x.st[0] - k % g.taps;
         st = ISA(h3_cpu_product)(d, &p);
     }
+    free(at);
     free(wide);
     return st;
 }

@@ -48,6 +48,33 @@ INLINE void tile(const int n, const int v, int64_t kc, const float *a, int64_t r
         }
 }
 
+/* Unaligned loads straight from the operand; both vectors always. */
+INLINE void tile_in_place(const int n, int64_t kc, const float *a, const float *b,
+                          const int64_t *at, float *c, bool add)
+{
+    vf acc[MR][2];
+
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+        acc[i][0] = acc[i][1] = v_set(0);
+    for (int64_t k = 0; k < kc; k++) {
+        const vf x0 = v_load(b + at[k]), x1 = v_load(b + at[k] + VL);
+#pragma GCC unroll 14
+        for (int i = 0; i < n; i++) {
+            const vf w = v_set(a[i * LDA + k]);
+            acc[i][0] = v_fma(w, x0, acc[i][0]);
+            acc[i][1] = v_fma(w, x1, acc[i][1]);
+        }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            float *p = c + i * NR + j * VL;
+            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
+        }
+}
+
 #define SIZES_5(X) X(1) X(2) X(3) X(4) X(5)
 #if MR == 14
 #define SIZES(X) SIZES_5(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
@@ -68,7 +95,13 @@ INLINE void tile(const int n, const int v, int64_t kc, const float *a, int64_t r
     {                                                                                             \
         tile(n, v, kc, a, 1, lda, b, c, add);                                                     \
     }
-#define BOTH(n) ROWS(n, 1) ROWS(n, 2) COLS(n, 1) COLS(n, 2)
+#define DIRECT(n)                                                                         \
+    static void direct_##n(int64_t kc, const float *a, const float *b, const int64_t *at, \
+                           float *c, bool add)                                            \
+    {                                                                                     \
+        tile_in_place(n, kc, a, b, at, c, add);                                           \
+    }
+#define BOTH(n) ROWS(n, 1) ROWS(n, 2) COLS(n, 1) COLS(n, 2) DIRECT(n)
 SIZES(BOTH)
 
 void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
@@ -90,6 +123,17 @@ void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const
         SIZES(COL)};
     assert(n >= 1 && n <= MR);
     table[n][half](kc, a, lda, b, c, add);
+}
+
+void ISA(h3_cpu_tile_direct)(int n, int64_t kc, const float *a, const float *b, const int64_t *at,
+                             float *c, bool add)
+{
+    static void (*const table[MR + 1])(int64_t, const float *, const float *, const int64_t *,
+                                       float *, bool) = {
+#define IN_PLACE(n) [n] = direct_##n,
+        SIZES(IN_PLACE)};
+    assert(n >= 1 && n <= MR);
+    table[n](kc, a, b, at, c, add);
 }
 
 /* ---------------------------------------------------------------- filling from weights */
@@ -123,8 +167,8 @@ static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t
                        dst);
 }
 
-/* Rows that one call of fill may ask for. */
-enum { NB = 16 * 14 };
+/* Rows that one call of fill may ask for: whole groups. */
+enum { NB = (16 * 14 + MR - 1) / MR * MR };
 
 size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w)
 {
@@ -156,6 +200,7 @@ void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t 
 typedef struct cut {
     int64_t panels;    // of the whole of B
     int64_t per_block; // panels per block of C
+    int64_t per_n;     // rows of A per block, at most NB
     int64_t blocks_n, blocks_m;
     size_t b_bytes;      // shared panels of B, or one panel's piece per thread
     size_t thread_bytes; // per thread: tile, C, own piece of B, row scratch
@@ -172,6 +217,8 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 {
     cut c = {.panels = panels};
     c.blocks_n = h3_ceil_div(p->n, NB);
+    c.per_n = h3_ceil_div(h3_ceil_div(p->n, c.blocks_n), MR) * MR; // even, in whole groups
+    c.blocks_n = h3_ceil_div(p->n, c.per_n);
     c.per_block = least(c.panels, MAX_PANELS);
     /* Too few blocks of rows to feed every thread: cut the panels finer, but not to nothing. */
     while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads && c.per_block > 4)
@@ -186,15 +233,19 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 }
 
 /* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
- */
-static void groups(h3_tile_fn tile_rows, int64_t n, int64_t kc, const float *a, const float *b,
-                   float *c, bool add, bool half)
+ * `at` NULL: b is packed. */
+static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, const float *b,
+                   const int64_t *at, float *c, bool add, bool half)
 {
     const int64_t n_groups = h3_ceil_div(n, MR);
+    const h3_tile_fn rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
 
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
-        tile_rows((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
+        if (at)
+            ISA(h3_cpu_tile_direct)((int)take, kc, a + i * LDA, b, at, c + i * NR, add);
+        else
+            rows((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
         i += take;
     }
 }
@@ -202,13 +253,11 @@ static void groups(h3_tile_fn tile_rows, int64_t n, int64_t kc, const float *a, 
 static void one_block(const h3_product *p, const cut *c, int64_t block, const float *shared_b,
                       int64_t m_base, int64_t m_end, unsigned char *mine)
 {
-    const int64_t n0 = block / c->blocks_m * NB, n = least(NB, p->n - n0);
+    const int64_t n0 = block / c->blocks_m * c->per_n, n = least(c->per_n, p->n - n0);
     const int64_t p0 = block % c->blocks_m * c->per_block, p1 = least(p0 + c->per_block, c->panels);
+    const int64_t step = p->kc ? p->kc : KC;
     float *a = (float *)mine, *sums = a + NB * LDA, *own_b = sums + c->per_block * NB * NR;
     void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
-
-    const int64_t step = p->kc ? p->kc : KC;
-    const h3_tile_fn tile_rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
 
     for (int64_t k0 = 0; k0 < p->k; k0 += step) {
         const int64_t kc = least(step, p->k - k0);
@@ -216,12 +265,15 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
         for (int64_t q = p0; q < p1; q++) {
             const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
             const float *b = shared_b + (q * p->k + k0) * NR;
+            const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
             float *sum = sums + (q - p0) * NB * NR;
-            if (!p->share) {
+            if (in_place) {
+                b = in_place;
+            } else if (!p->share) {
                 p->pack(p->ctx, m0, m, k0, kc, own_b);
                 b = own_b;
             }
-            groups(tile_rows, n, kc, a, b, sum, k0 > 0, m <= VL);
+            groups(p, n, kc, a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL);
             if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
         }
     }

@@ -34,6 +34,10 @@ void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, fl
 void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
                            bool add, bool half);
 
+/** The same where row k of B lies at b + at[k]: NR numbers in place, nothing packed. */
+void ISA(h3_cpu_tile_direct)(int n, int64_t kc, const float *a, const float *b, const int64_t *at,
+                             float *c, bool add);
+
 /** What h3_cpu_tile_rows is; the low-precision kinds read A and B as 32-bit groups (see low.h). */
 typedef void (*h3_tile_fn)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                            bool half);
@@ -58,6 +62,8 @@ typedef struct h3_product {
                  void *row_scratch);
     void (*pack)(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst);
     void (*store)(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c);
+    const float *(*direct)(const void *ctx, int64_t m0, int64_t m);
+    const int64_t *at;
 } h3_product;
 
 h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p);
