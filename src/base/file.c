@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -60,6 +61,29 @@ static h3_status open_failed(const char *path)
     return h3_fail(H3_E_IO, "%s: cannot be opened: %s", path, strerror(e));
 }
 
+/* Live maps, so that an address can be told from heap memory (which MADV_DONTNEED would clear). */
+static pthread_mutex_t maps_lock = PTHREAD_MUTEX_INITIALIZER;
+static h3_file *maps;
+
+static void list_map(h3_file *f)
+{
+    pthread_mutex_lock(&maps_lock);
+    f->next_map = maps;
+    maps = f;
+    pthread_mutex_unlock(&maps_lock);
+}
+
+static void unlist_map(h3_file *f)
+{
+    pthread_mutex_lock(&maps_lock);
+    for (h3_file **at = &maps; *at; at = &(*at)->next_map)
+        if (*at == f) {
+            *at = f->next_map;
+            break;
+        }
+    pthread_mutex_unlock(&maps_lock);
+}
+
 h3_status h3_file_map(h3_file **out, const char *path)
 {
     h3_status st = H3_OK;
@@ -105,6 +129,7 @@ h3_status h3_file_map(h3_file **out, const char *path)
             goto fail;
         }
         f->data = p;
+        list_map(f);
     }
     *out = f;
     return H3_OK;
@@ -119,6 +144,7 @@ void h3_file_unmap(h3_file **fp)
     h3_file *f = fp ? *fp : NULL;
 
     if (!f) return;
+    unlist_map(f);
     if (f->data && !f->is_builtin) munmap((void *)(uintptr_t)f->data, f->size);
     if (f->fd >= 0) close(f->fd);
     free(f->path);
@@ -134,6 +160,40 @@ void h3_file_done(const h3_file *f, size_t offset, size_t bytes)
     if (!f->data || f->is_builtin || offset > f->size || bytes > f->size - offset) return;
     b = (offset + bytes) / page * page;
     if (b > a) madvise((void *)(uintptr_t)(f->data + a), b - a, MADV_DONTNEED);
+}
+
+/* The map that holds [p, p + bytes), or NULL. Called with the lock held. */
+static const h3_file *map_of(const unsigned char *p, size_t bytes)
+{
+    for (const h3_file *f = maps; f; f = f->next_map)
+        if (p >= f->data && bytes <= f->size && (size_t)(p - f->data) <= f->size - bytes) return f;
+    return NULL;
+}
+
+void h3_map_ahead(const void *p, size_t bytes)
+{
+    const size_t page = 4096;
+    const uintptr_t from = (uintptr_t)p / page * page;
+    const h3_file *f;
+
+    pthread_mutex_lock(&maps_lock); // held across the hint: the map must not go away meanwhile
+    f = map_of(p, bytes);
+    if (f && bytes) madvise((void *)from, (uintptr_t)p + bytes - from, MADV_WILLNEED);
+    pthread_mutex_unlock(&maps_lock);
+}
+
+void h3_map_done(const void *p, size_t bytes, bool drops_cache)
+{
+    const h3_file *f;
+
+    pthread_mutex_lock(&maps_lock);
+    f = map_of(p, bytes);
+    if (f) {
+        const size_t offset = (size_t)((const unsigned char *)p - f->data);
+        h3_file_done(f, offset, bytes);
+        if (drops_cache) posix_fadvise(f->fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
+    }
+    pthread_mutex_unlock(&maps_lock);
 }
 
 h3_status h3_file_read(char **out, size_t *size, const char *path, size_t max_bytes)
@@ -204,6 +264,21 @@ h3_status h3_atomic_open(h3_atomic *a, const char *path)
     return H3_OK;
 }
 
+/* Makes the new name survive a power cut. Some file systems cannot; then the data is still there.
+ */
+static void sync_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? h3_strdupf("%.*s", (int)(slash - path) + 1, path) : h3_strdupf(".");
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+    free(dir);
+}
+
 h3_status h3_atomic_commit(h3_atomic *a)
 {
     h3_status st = H3_OK;
@@ -218,6 +293,7 @@ h3_status h3_atomic_commit(h3_atomic *a)
     }
     if (st == H3_OK && rename(a->tmp, a->path) != 0)
         st = h3_fail(H3_E_IO, "%s: cannot be put in place: %s", a->path, strerror(errno));
+    if (st == H3_OK) sync_folder(a->path);
     if (st != H3_OK) {
         h3_atomic_abort(a);
         return st;

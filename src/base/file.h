@@ -14,9 +14,10 @@
 typedef struct h3_file {
     const unsigned char *data; ///< NULL when size is 0
     size_t size;
-    char *path;      ///< as given, for messages
-    int fd;          ///< -1 for a builtin file
-    bool is_builtin; ///< part of the program's own image: never unmapped
+    char *path;               ///< as given, for messages
+    int fd;                   ///< -1 for a builtin file
+    bool is_builtin;          ///< part of the program's own image: never unmapped
+    struct h3_file *next_map; ///< list of live maps, kept by file.c
 } h3_file;
 
 /** Maps `path` read-only (private, no readahead forced). Directories and unreadable files fail by
@@ -27,6 +28,16 @@ void h3_file_unmap(h3_file **f);
 /** Tells the system that [offset, offset + bytes) will not be read again soon: clean pages leave
  *  this process's resident set. A hint; never fails. */
 void h3_file_done(const h3_file *f, size_t offset, size_t bytes);
+
+/**
+ * The same by address, for holders of pointers into maps. What lies in no live map of h3_file_map
+ * (heap, built-in files) is left alone. Callable from any thread.
+ *   ahead  starts reading; may block until the reads are queued
+ *   done   pages leave the resident set; with `drops_cache` also the system's file cache, so that a
+ *          model larger than memory does not push out what is read again soon
+ */
+void h3_map_ahead(const void *p, size_t bytes);
+void h3_map_done(const void *p, size_t bytes, bool drops_cache);
 
 /** Reads a whole file of at most `max_bytes` into a malloc'd, NUL-terminated buffer (`*size`
  * without the NUL). H3_E_MISSING when it does not exist, H3_E_FORMAT when it is larger. */

@@ -122,6 +122,12 @@ h3_status h3_dev_scratch(h3_dev *d, size_t bytes)
     return H3_OK;
 }
 
+void h3_dev_scratch_drop(h3_dev *d)
+{
+    assert(d->scratch.used == 0);
+    drop_scratch(d);
+}
+
 h3_tensor h3_scratch(h3_dev *d, h3_dtype t, int rank, const int64_t *ne)
 {
     size_t bytes = h3_dtype_bytes(t);

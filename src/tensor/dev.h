@@ -35,6 +35,9 @@ struct h3_dev {
     bool is_plan, is_timing;
     int n_threads;
     h3_arena scratch; ///< activations; empty until h3_dev_scratch
+    /** Bytes of weights that may stay resident where the device computes (its own memory, or mapped
+     *  pages of a host device); the store streams the rest. 0: no limit. Read when a store is made. */
+    size_t weight_budget;
     h3_op_stat stat[H3_OP_COUNT];
     bool is_ref[H3_OP_COUNT]; ///< the entry is still the reference one
     h3_tap_fn tap;
@@ -63,6 +66,9 @@ void h3_dev_close(h3_dev **d);
 
 /** Makes the scratch arena at least `bytes` large (it must be empty). Plan devices ignore it. */
 H3_NODISCARD h3_status h3_dev_scratch(h3_dev *d, size_t bytes);
+
+/** Gives the memory of the scratch arena back (it must be empty), e.g. between phases. */
+void h3_dev_scratch_drop(h3_dev *d);
 
 /** A dense tensor of the device's scratch arena. On failure data is NULL and the arena's sticky
  * flag is set: carve everything, then call h3_scratch_check once. */

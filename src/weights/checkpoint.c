@@ -698,7 +698,7 @@ h3_status h3_ckpt_matrix(h3_checkpoint *ck, h3_dev *d, h3_weight *out, const cha
     out->n_parts = n;
     out->interleaved = h3_item_is_interleaved(ck, it);
     H3_TRY(h3_lora_bind(ck, it, out));
-    it->is_bound = true;
+    it->is_bound = it->is_used = true;
     if (d->mem == H3_HOST)
         for (int i = 0; i < n; i++)
             out->part[i].dev = (void *)(uintptr_t)out->part[i].data;

@@ -108,6 +108,19 @@ void h3_ckpt_ignore(h3_checkpoint *ck, const char *pattern);
  * that no MiniMax-H3 model of this role has are not errors: see h3_ckpt_strangers. */
 H3_NODISCARD h3_status h3_ckpt_finish(h3_checkpoint *ck);
 
+/** What the bound part of a checkpoint takes: bytes, without the file's own small tables. */
+typedef struct h3_ckpt_use {
+    size_t matrices; ///< stored bytes of bound matrices with their scales
+    size_t widest;   ///< stored bytes of the largest one
+    int64_t cols;    ///< columns of the widest one
+    size_t owned;    ///< host memory: computed values, unpacked scales, tables of names
+    size_t vectors;  ///< f32 vectors where the device computes
+} h3_ckpt_use;
+
+/** Sums over tensors whose canonical name matches `pattern` ('*', '#'); NULL: all, with `owned` and
+ *  `vectors`, which belong to the whole. */
+h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern);
+
 /** The names that no such model has, shortened ("a, b, c and 4 more"), for a warning; malloc'd,
  * NULL when there are none. */
 char *h3_ckpt_strangers(const h3_checkpoint *ck);

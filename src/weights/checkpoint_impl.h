@@ -15,6 +15,7 @@ typedef struct h3_item {
     h3_source src[H3_MAX_SLOTS];
     uint8_t n_src, piece, rank;
     bool is_bound, is_known;
+    bool is_used; ///< bound as a matrix: its stored bytes are read while the network runs
     int64_t ne[8];
     float *made; ///< multiplied-out or computed values, owned by the checkpoint; else NULL
 } h3_item;

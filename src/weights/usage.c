@@ -1,0 +1,34 @@
+/** What a bound checkpoint takes in memory; see h3_ckpt_usage. Read by the memory plan. */
+#include "checkpoint_impl.h"
+
+static void add_item(h3_ckpt_use *u, const h3_item *it)
+{
+    size_t bytes = 0;
+    int64_t cols = 1;
+
+    if (!it->made) // a computed matrix no longer needs the stored one
+        for (int i = 0; i < it->n_src; i++)
+            bytes += h3_source_bytes(&it->src[i]);
+    for (int i = 1; i < it->rank; i++)
+        cols *= it->ne[i];
+    u->matrices += bytes;
+    if (bytes > u->widest) u->widest = bytes;
+    if (cols > u->cols) u->cols = cols;
+}
+
+h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern)
+{
+    h3_ckpt_use u = {0};
+
+    for (size_t i = 0; i < ck->n_items; i++) {
+        const h3_item *it = &ck->items[i];
+        if (it->is_used && (!pattern || h3_name_match(pattern, it->name))) add_item(&u, it);
+    }
+    if (pattern) return u;
+    u.owned = ck->keep.bytes + ck->cap_items * sizeof *ck->items +
+              ck->cap_vectors * sizeof *ck->vectors +
+              (size_t)h3_manifest_count(ck->m) * (sizeof(h3_entry) + 96); // names and their index
+    for (size_t i = 0; i < ck->n_vectors; i++)
+        u.vectors += (size_t)h3_numel(ck->vectors[i].t) * sizeof(float);
+    return u;
+}
