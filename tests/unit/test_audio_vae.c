@@ -30,8 +30,8 @@ typedef struct env {
 static void open_env(env *e, unsigned halves)
 {
     memset(e, 0, sizeof *e);
-    const h3_dev_opts o = {.cancel = &e->cancel};
-    assert_int_equal(h3_dev_open(&e->d, "ref", &o), H3_OK);
+    const h3_dev_opts o = {.cancel = &e->cancel, .n_threads = 1};
+    assert_int_equal(h3_dev_open(&e->d, "cpu", &o), H3_OK);
     assert_int_equal(h3_ckpt_open(&e->ck, MODEL, H3_ROLE_AUDIO_VAE, NULL), H3_OK);
     assert_int_equal(h3_audio_vae_open(&e->v, e->d, e->ck, halves), H3_OK);
     assert_int_equal(h3_ckpt_finish(e->ck), H3_OK);
@@ -171,7 +171,7 @@ static h3_status try_open(const char *folder, unsigned halves)
     h3_audio_vae *v = NULL;
     h3_status st;
 
-    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    assert_int_equal(h3_dev_open(&d, "cpu", NULL), H3_OK);
     st = h3_ckpt_open(&ck, folder, H3_ROLE_AUDIO_VAE, NULL);
     if (st == H3_OK) st = h3_audio_vae_open(&v, d, ck, halves);
     if (st == H3_OK) st = h3_ckpt_finish(ck);

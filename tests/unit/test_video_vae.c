@@ -29,8 +29,8 @@ typedef struct env {
 static void open_env(env *e, const char *path, unsigned halves)
 {
     memset(e, 0, sizeof *e);
-    const h3_dev_opts o = {.cancel = &e->cancel};
-    assert_int_equal(h3_dev_open(&e->d, "ref", &o), H3_OK);
+    const h3_dev_opts o = {.cancel = &e->cancel, .n_threads = 1};
+    assert_int_equal(h3_dev_open(&e->d, "cpu", &o), H3_OK);
     assert_int_equal(h3_ckpt_open(&e->ck, path, H3_ROLE_VIDEO_VAE, NULL), H3_OK);
     assert_int_equal(h3_video_vae_open(&e->v, e->d, e->ck, halves), H3_OK);
     assert_int_equal(h3_ckpt_finish(e->ck), H3_OK);
@@ -92,7 +92,7 @@ static bool is_same(const float *a, const float *b, int64_t t, int64_t k)
 static void a_later_frame_never_changes_an_earlier_latent(void **state)
 {
     enum { N = 39, T = 12, FRAME = H * W * 3 };
-    static const int changed[] = {0, 1, 4, 5, 8, 9, 16, 17, 21, 30};
+    static const int changed[] = {0, 1, 4, 5, 16, 17, 21};
     float a[Z * T * CELLS], la[Z * T * CELLS], b[Z * T * CELLS], lb[Z * T * CELLS];
     uint8_t *rgb = pictures(N * FRAME, 7);
     env e;
@@ -119,7 +119,7 @@ static void a_later_frame_never_changes_an_earlier_latent(void **state)
 static void frame_by_frame_is_the_whole_clip(void **state)
 {
     enum { N = 22, T = 7 };
-    static const int at_once[] = {1, 2, 3, 4, 5, 16, 17, 100};
+    static const int at_once[] = {1, 2, 3, 5, 16, 100};
     float a[Z * T * CELLS], la[Z * T * CELLS], b[Z * T * CELLS], lb[Z * T * CELLS];
     uint8_t *rgb = pictures(N * H * W * 3, 8);
     h3_video_encode_opts o = {.frames_at_once = 0};
@@ -360,7 +360,7 @@ static h3_status try_open(const char *folder, unsigned halves)
     h3_video_vae *v = NULL;
     h3_status st;
 
-    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    assert_int_equal(h3_dev_open(&d, "cpu", NULL), H3_OK);
     st = h3_ckpt_open(&ck, folder, H3_ROLE_VIDEO_VAE, NULL);
     if (st == H3_OK) st = h3_video_vae_open(&v, d, ck, halves);
     if (st == H3_OK) st = h3_ckpt_finish(ck);
