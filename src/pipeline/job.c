@@ -144,7 +144,8 @@ static int list_meta(h3_meta *out, const json_t *settings)
 
     json_object_foreach((json_t *)(uintptr_t)settings, key, v)
     {
-        if (n < MAX_META && json_string_value(v)) out[n++] = (h3_meta){key, json_string_value(v)};
+        if (n < MAX_META && strcmp(key, "kind") != 0 && json_string_value(v))
+            out[n++] = (h3_meta){key, json_string_value(v)};
     }
     return n;
 }

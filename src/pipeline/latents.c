@@ -52,7 +52,7 @@ static json_t *pack_meta(const json_t *meta, const char *kind)
     char *text;
 
     json_object_set_new(copy, "kind", json_string(kind));
-    text = json_dumps(copy, JSON_COMPACT | JSON_SORT_KEYS);
+    text = json_dumps(copy, JSON_COMPACT);
     json_decref(copy);
     out = json_pack("{s:s}", "h3av", text ? text : "{}");
     free(text);

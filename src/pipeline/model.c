@@ -49,26 +49,33 @@ static void take(char **slot, char **found)
     *found = NULL;
 }
 
-static void search_builtin(h3_model *m)
+/* Places of the released and of the diffusers layout. For the built-in model this is the whole
+ * search; for a folder it catches parts that are there but damaged, so that opening them says what
+ * is wrong with which file. */
+static void search_layout(h3_model *m)
 {
     static const struct {
         size_t at;
-        const char *path;
+        const char *path[4];
     } parts[] = {
-        {offsetof(h3_model, dit), "FL2VA/transformer"},
-        {offsetof(h3_model, dit_ref), "Ref2VA/transformer"},
-        {offsetof(h3_model, text_encoder), "FL2VA/text_encoder"},
-        {offsetof(h3_model, video_vae), "FL2VA/video_vae"},
-        {offsetof(h3_model, audio_vae), "FL2VA/audio_vae"},
-        {offsetof(h3_model, tokenizer), "FL2VA/tokenizer"},
-        {offsetof(h3_model, processor), "FL2VA/processor"},
+        {offsetof(h3_model, dit), {"FL2VA/transformer"}},
+        {offsetof(h3_model, dit_ref), {"Ref2VA/transformer", "transformer_ref"}},
+        {offsetof(h3_model, text_encoder),
+         {"FL2VA/text_encoder", "Ref2VA/text_encoder", "text_encoder"}},
+        {offsetof(h3_model, video_vae),
+         {"FL2VA/video_vae", "Ref2VA/video_vae", "video_vae", "vae"}},
+        {offsetof(h3_model, audio_vae), {"FL2VA/audio_vae", "Ref2VA/audio_vae", "audio_vae"}},
+        {offsetof(h3_model, tokenizer), {"FL2VA/tokenizer", "Ref2VA/tokenizer", "tokenizer"}},
+        {offsetof(h3_model, processor), {"FL2VA/processor", "Ref2VA/processor", "processor"}},
     };
 
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        char *found = existing(m->root, parts[i].path, NULL);
-        take((char **)(void *)((char *)m + parts[i].at), &found);
-        free(found);
-    }
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (int k = 0; k < 4 && parts[i].path[k]; k++) {
+            char *found = existing(m->root, parts[i].path[k], NULL);
+            take((char **)(void *)((char *)m + parts[i].at), &found);
+            free(found);
+        }
+    if (!m->dit && !m->dit_ref) m->dit = existing(m->root, "transformer", NULL);
 }
 
 /* dirname, malloc'd; "." when there is none. */
@@ -171,10 +178,8 @@ h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
     out->video_vae = dup_or_null(p->video_vae);
     out->audio_vae = dup_or_null(p->audio_vae);
     out->tokenizer = dup_or_null(p->tokenizer);
-    if (h3_is_builtin(out->root))
-        search_builtin(out);
-    else if ((st = search_folder(out)) != H3_OK)
-        goto fail;
+    if (!h3_is_builtin(out->root) && (st = search_folder(out)) != H3_OK) goto fail;
+    search_layout(out);
     if (!out->processor) out->processor = find_processor(out);
     if ((st = need(out, out->dit ? out->dit : out->dit_ref, "dit", "transformer", "--dit")) !=
             H3_OK ||

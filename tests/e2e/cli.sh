@@ -1,0 +1,191 @@
+#!/bin/bash
+# The program from the outside: what a person types, what comes out, what goes wrong and how it says so.
+#   tests/e2e/cli.sh PATH-TO-h3av SOURCE-DIR
+set -u
+[ -x "$1" ] || { echo "$1: no such program"; exit 1; }
+h3av=$(realpath "$1")
+source_dir=$(realpath "$2")
+data=$source_dir/tests/data
+work=$(mktemp -d "${TMPDIR:-/tmp}/h3av-e2e.XXXXXX") || exit 1
+trap 'chmod -R u+w "$work" 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0
+
+ok() { passed=$((passed + 1)); }
+bad() { failed=$((failed + 1)); printf 'FAIL %s\n' "$1"; [ -f err ] && sed 's/^/     /' err | head -5; }
+check() { if [ "$2" = "$3" ]; then ok; else bad "$1: got '$2', expected '$3'"; fi; }
+
+small="-s 64x32 -f 22 --steps 3 -q"
+
+# succeeds NAME ARGS...: exit status 0
+succeeds() { local name=$1; shift; if "$h3av" "$@" >out 2>err; then ok; else bad "$name: exit status $?"; fi; }
+
+# refuses NAME STATUS TEXT ARGS...: that status, one line on stderr that holds TEXT, nothing left behind
+refuses() {
+    local name=$1 status=$2 text=$3 got
+    shift 3
+    rm -f refused.mp4
+    "$h3av" "$@" >out 2>err
+    got=$?
+    if [ $got != "$status" ]; then bad "$name: exit status $got, expected $status"; return; fi
+    if [ "$(grep -c '^h3av: ' err)" != 1 ]; then bad "$name: expected one line of error"; return; fi
+    if ! grep -qF -- "$text" err; then bad "$name: the message lacks '$text'"; return; fi
+    if [ -e refused.mp4 ] || ls .*part* >/dev/null 2>&1; then bad "$name: left a file behind"; rm -f .*part*; return; fi
+    ok
+}
+
+count_frames() { ffprobe -v error -count_frames -select_streams v:0 -show_entries stream=nb_read_frames -of csv=p=0 "$1"; }
+count_samples() { ffmpeg -v error -i "$1" -map a:0 -f f32le -ac 2 - | wc -c | awk '{print $1 / 8}'; }
+start_of() { ffprobe -v error -select_streams "$2" -show_entries stream=start_time -of csv=p=0 "$1"; }
+
+# ---- the main job
+succeeds "generate" generate -p "a red circle" $small -o a.mp4
+succeeds "again" generate -p "a red circle" $small -o b.mp4
+check "same seed, same file" "$(cmp a.mp4 b.mp4 && echo same)" same
+succeeds "one thread" generate -p "a red circle" $small -j 1 -o b.mp4
+check "same file for any number of threads" "$(cmp a.mp4 b.mp4 && echo same)" same
+succeeds "other seed" generate -p "a red circle" $small --seed 43 -o b.mp4
+check "another seed is another file" "$(cmp -s a.mp4 b.mp4 || echo differs)" differs
+succeeds "other noise order" generate -p "a red circle" $small --noise-order omni -o b.mp4
+check "another noise order is another file" "$(cmp -s a.mp4 b.mp4 || echo differs)" differs
+if command -v ffprobe >/dev/null; then
+    check "frames in the file" "$(count_frames a.mp4)" 22
+    check "samples in the file" "$(count_samples a.mp4)" 29600
+    check "picture starts at 0" "$(start_of a.mp4 v:0)" 0.000000
+    check "sound starts at 0" "$(start_of a.mp4 a:0)" 0.000000
+    check "prompt in the file" "$(ffprobe -v error -show_entries format_tags=prompt -of csv=p=0 a.mp4)" "a red circle"
+    succeeds "without metadata" generate -p "secret words" $small --no-metadata -o n.mp4
+    check "no prompt in the file" "$(grep -c 'secret words' n.mp4)" 0
+    succeeds "length by seconds" generate -p x -s 32x32 -t 1 --steps 2 -q -o s.mp4
+    check "1 s is 39 frames" "$(count_frames s.mp4)" 39
+fi
+check "no latents left" "$(ls ./*.latents 2>/dev/null | wc -l)" 0
+
+# ---- bf16 stream and the other layout run too
+succeeds "bf16" generate -p x $small --dtype bf16 -o c.mp4
+succeeds "released folder" generate -p x $small -m "$data/tiny-h3/original" -o c.mp4
+succeeds "diffusers folder" generate -p x $small -m "$data/tiny-h3/diffusers" -o d.mp4
+check "both layouts give the same file" "$(cmp c.mp4 d.mp4 && echo same)" same
+
+# ---- frames, sound, latents
+succeeds "frames and wav" generate -p "a red circle" $small --frames-dir fr --wav s.wav -o e.mp4
+check "22 pictures" "$(ls fr | wc -l)" 22
+check "wav bytes" "$(stat -c %s s.wav)" $((44 + 29600 * 4))
+succeeds "mux" mux fr --wav s.wav -o m.mp4
+succeeds "only frames" generate -p x $small --frames-dir fr2 --frames-format ppm
+check "22 ppm" "$(ls fr2/*.ppm | wc -l)" 22
+succeeds "keep latents" generate -p "a red circle" $small --save-latents --latents l.safetensors -o f.mp4
+succeeds "decode" decode l.safetensors -q -o g.mp4
+check "decoding saved latents gives the same file" "$(cmp f.mp4 g.mp4 && echo same)" same
+
+# ---- checkpoints
+succeeds "checkpoint" generate -p "a red circle" -s 64x32 -f 22 --steps 5 -q --checkpoint-every 1 --checkpoint k --save-latents -o h.mp4
+check "checkpoint goes when the run is over" "$([ -e k ] || echo gone)" gone
+
+# ---- plan, inspect, tokenize, dump, bench
+succeeds "plan" plan -p x --seconds 10 --json
+check "plan: 10 s are 243 frames" "$(python3 -c 'import json; print(json.load(open("out"))["frames"])')" 243
+succeeds "inspect" inspect "$data/tiny-h3/original" --json
+check "inspect is JSON" "$(python3 -c 'import json; print(json.load(open("out"))["role"])')" model
+succeeds "tokenize" tokenize "hello world"
+check "tokenize is JSON" "$(python3 -c 'import json; d = json.load(open("out")); print(d["count"] == len(d["ids"]))')" True
+succeeds "dump one" dump "$data/tiny-h3/original/FL2VA/transformer" --tensor rope.inv_freq -o t.safetensors
+succeeds "dump all" dump "$data/tiny-h3/original/FL2VA/transformer" --all -o all.safetensors
+succeeds "convert" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o cv.safetensors
+succeeds "converted runs" generate -p x $small --dit cv.safetensors --qkv stacked -o cv.mp4
+check "converted gives the same file" "$(cmp c.mp4 cv.mp4 && echo same)" same
+succeeds "bench" bench --tiny --repeat 1
+check "bench is JSON" "$(python3 -c 'import json; print(len(json.load(open("out"))["results"]) > 3)')" True
+succeeds "events" generate -p x -s 64x32 -f 22 --steps 3 --json -o j.mp4
+check "events are JSON lines" "$(python3 -c '
+import json
+e = [json.loads(l) for l in open("out")]
+print(e[-1]["event"], sum(x["event"] == "step" and x["phase"] == "sample" for x in e))')" "done 2"
+succeeds "counters" generate -p x -s 64x32 -f 22 --steps 3 --verbose -o j.mp4
+check "nothing fell back" "$(python3 -c '
+import json
+t = open("err").read(); o = json.loads(t[t.rindex("\n{") + 1:])
+print(len(o) > 8, sum(v["reference_calls"] for v in o.values()))')" "True 0"
+succeeds "help" help
+for c in generate plan decode mux inspect tokenize dump bench convert; do succeeds "help of $c" $c --help; done
+
+# ---- requests that cannot be
+refuses "empty prompt" 2 "prompt is empty" generate -p "" -o refused.mp4
+refuses "no prompt" 2 "prompt is empty" generate -o refused.mp4
+refuses "invalid UTF-8" 2 "UTF-8 at byte 2" generate -p $'ab\xff' -o refused.mp4
+refuses "unknown option" 2 "--frobnicate" generate -p x --frobnicate -o refused.mp4
+refuses "unknown command" 2 "frob" frob
+refuses "option of another command" 2 "--seed" inspect --seed 1 x
+refuses "missing value" 2 "--seed" generate -p x --seed
+refuses "seed no number" 2 "--seed 12x" generate -p x --seed 12x -o refused.mp4
+refuses "size not 32" 2 "100 x 100" generate -p x -s 100x100 -o refused.mp4
+refuses "size one number" 2 "1344" generate -p x -s 1344 -o refused.mp4
+refuses "huge size" 2 "x" generate -p x -s 1048576x32 -o refused.mp4
+refuses "extreme ratio" 2 "4:1" generate -p x --aspect 9:1 -o refused.mp4
+refuses "bad aspect" 2 "aspect" generate -p x --aspect wide -o refused.mp4
+refuses "seconds nan" 2 "--seconds nan" generate -p x --seconds nan -o refused.mp4
+refuses "seconds negative" 2 "--seconds" generate -p x --seconds -1 -o refused.mp4
+refuses "seconds huge" 2 "1e+09" generate -p x --seconds 1e9 -o refused.mp4
+refuses "frames huge" 2 "frames" generate -p x -f 2147483647 -o refused.mp4
+refuses "steps 1" 2 "1" generate -p x --steps 1 -o refused.mp4
+refuses "sigmas rising" 2 "sigma" generate -p x --sigmas 0.5,0.7,0 -o refused.mp4
+refuses "preset unknown" 2 "turbo4" generate -p x --preset turbo5 -o refused.mp4
+refuses "task and inputs" 2 "fl2va" generate -p x --task fl2va -o refused.mp4
+refuses "keyframe and reference" 2 "cannot be combined" generate -p x --first a.png --ref b.png -o refused.mp4
+refuses "prompt twice" 2 "twice" generate -p x y -o refused.mp4
+refuses "length twice" 2 "twice" generate -p x -f 22 -t 3 -o refused.mp4
+refuses "device unknown" 2 "tpu" generate -p x -d tpu -o refused.mp4
+refuses "codec unknown" 2 "libfoo" generate -p x --codec libfoo -o refused.mp4
+
+# ---- files that are not what they should be
+refuses "no such model" 5 "nowhere" generate -p x -m nowhere -o refused.mp4
+mkdir empty
+refuses "empty model folder" 5 "empty" generate -p x -m empty -o refused.mp4
+refuses "no such picture" 5 "cat.jpg" generate -p x --first cat.jpg -o refused.mp4
+printf 'just text\n' >text.png
+refuses "text as picture" 4 "text.png" generate -p x --first text.png -o refused.mp4
+: >empty.mp4
+refuses "empty clip" 4 "empty.mp4" generate -p x --ref empty.mp4 -o refused.mp4
+mkdir bad && cp -r "$data/tiny-h3/original/." bad/ && chmod -R u+w bad
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n' >bad/FL2VA/transformer/model-00002-of-00003.safetensors
+refuses "LFS pointer" 4 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
+printf '<!DOCTYPE html><html></html>' >bad/FL2VA/transformer/model-00002-of-00003.safetensors
+refuses "web page" 4 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
+head -c 200000 "$data/tiny-h3/original/FL2VA/transformer/model-00002-of-00003.safetensors" >bad/FL2VA/transformer/model-00002-of-00003.safetensors
+refuses "truncated shard" 4 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
+rm bad/FL2VA/transformer/model-00002-of-00003.safetensors
+refuses "missing shard" 5 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
+refuses "text encoder as DiT" 4 "text_encoder" generate -p x --dit "$data/tiny-h3/original/FL2VA/text_encoder" -o refused.mp4
+refuses "latents of no kind" 4 "t.safetensors" decode t.safetensors -o refused.mp4
+
+# ---- places that cannot be written
+mkdir ro && chmod 555 ro
+[ "$(id -u)" = 0 ] || refuses "read-only folder" 3 "ro" generate -p x $small -o ro/refused.mp4
+refuses "folder as output" 2 "folder" generate -p x $small -o ro
+refuses "no such folder" 5 "nodir" generate -p x $small -o nodir/refused.mp4
+refuses "standard output" 2 "standard output" generate -p x $small -o -
+if [ "$(id -u)" = 0 ] && mkdir full && mount -t tmpfs -o size=24k tmpfs full 2>/dev/null; then
+    "$h3av" generate -p x -s 256x256 -f 56 --steps 2 -q --latents l.kept -o full/x.mp4 >out 2>err
+    check "full disk: status" $? 3
+    check "full disk: nothing half-written" "$(ls -A full | wc -l)" 0
+    check "full disk: latents kept" "$([ -e l.kept ] && grep -c 'h3av decode' err)" 1
+    umount full
+fi
+
+# ---- Ctrl-C
+"$h3av" generate -p x -s 512x512 -f 124 --steps 60 -o stopped.mp4 >out 2>err &
+pid=$!
+sleep 1
+kill -INT $pid
+wait $pid
+check "Ctrl-C: status" $? 130
+check "Ctrl-C: nothing left" "$(ls -A | grep -c stopped)" 0
+
+# ---- odd names
+succeeds "odd name" generate -p x $small -o "./a b;'c\".mp4"
+check "odd name: file" "$([ -s "./a b;'c\".mp4" ] && echo there)" there
+succeeds "leading dash" generate -p x $small -o ./-x.mp4
+succeeds "prompt with a dash" generate $small -o y.mp4 -- "-x is my prompt"
+
+printf '%d passed, %d failed\n' $passed $failed
+[ $failed = 0 ]
