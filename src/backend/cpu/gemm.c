@@ -106,37 +106,49 @@ static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
 
 /* ---------------------------------------------------------------- few rows */
 
-enum { FEW = 8, AT_ONCE = 4 }; ///< rows of x handled without packing; sums kept in registers
+enum {
+    FEW = 16,    ///< rows of x handled without packing
+    FEW_LOW = 8, ///< the same where low-precision tiles may be faster
+    AT_ONCE = 4  ///< a square of sums in registers
+};
 
-/* sums[s] = w . x[s] for up to AT_ONCE rows of x, K numbers each; w of encoding F32 or BF16. */
-INLINE void dots(const int rows, uint8_t dtype, const void *w, const float *x, int64_t K,
-                 float *sums)
+/* sums[r][s] = w[r] . x[s]: AT_ONCE rows of w (F32 or BF16 as stored) against `rows` of x, so that
+ * a number of x that comes from level-2 cache serves four weights. */
+INLINE void dots(const int rows, uint8_t dtype, const void *const *w, const float *x, int64_t K,
+                 float sums[AT_ONCE][AT_ONCE])
 {
-    vf acc[AT_ONCE][2];
-    int64_t k = 0;
+    vf acc[AT_ONCE][AT_ONCE];
 
 #pragma GCC unroll 4
-    for (int s = 0; s < rows; s++)
-        acc[s][0] = acc[s][1] = v_set(0);
-    for (; k + 2 * VL <= K; k += 2 * VL) {
-        const vf a = v_get(w, dtype, k), b = v_get(w, dtype, k + VL);
+    for (int r = 0; r < AT_ONCE; r++)
 #pragma GCC unroll 4
-        for (int s = 0; s < rows; s++) {
-            acc[s][0] = v_fma(a, v_load(x + s * K + k), acc[s][0]);
-            acc[s][1] = v_fma(b, v_load(x + s * K + k + VL), acc[s][1]);
+        for (int s = 0; s < rows; s++)
+            acc[r][s] = v_set(0);
+    for (int64_t k = 0; k + VL <= K; k += VL) {
+        vf v[AT_ONCE];
+#pragma GCC unroll 4
+        for (int s = 0; s < rows; s++)
+            v[s] = v_load(x + s * K + k);
+#pragma GCC unroll 4
+        for (int r = 0; r < AT_ONCE; r++) {
+            const vf a = v_get(w[r], dtype, k);
+#pragma GCC unroll 4
+            for (int s = 0; s < rows; s++)
+                acc[r][s] = v_fma(a, v[s], acc[r][s]);
         }
     }
-    for (; k < K; k += VL) {
-        const int n = (int)(K - k < VL ? K - k : VL);
-        const vf a = v_get_n(w, dtype, k, n);
-        for (int s = 0; s < rows; s++)
-            acc[s][0] = v_fma(a, v_get_n(x + s * K, H3_F32, k, n), acc[s][0]);
-    }
-    for (int s = 0; s < rows; s++)
-        sums[s] = v_sum(acc[s][0] + acc[s][1]);
+    const int64_t k = K / VL * VL;
+    const int n = (int)(K - k);
+    for (int r = 0; r < AT_ONCE; r++)
+        for (int s = 0; s < rows; s++) {
+            vf t = acc[r][s];
+            if (n) t = v_fma(v_get_n(w[r], dtype, k, n), v_get_n(x + s * K, H3_F32, k, n), t);
+            sums[r][s] = v_sum(t);
+        }
 }
 
-static void dots_of(int rows, uint8_t dtype, const void *w, const float *x, int64_t K, float *sums)
+static void dots_of(int rows, uint8_t dtype, const void *const *w, const float *x, int64_t K,
+                    float sums[AT_ONCE][AT_ONCE])
 {
     const bool f32 = dtype == H3_F32;
     switch (rows) {
@@ -168,37 +180,53 @@ static const void *row_in_place(const h3_weight *w, int64_t n, uint8_t *dtype)
     return (const uint8_t *)p->data + (size_t)n * p->row_bytes;
 }
 
+/* Rows [n, n + AT_ONCE) of w (the last repeated past the end) where they can be multiplied: in
+ * place, or all four decoded into `room` [AT_ONCE][K]. */
+static uint8_t four_rows(const h3_weight *w, int64_t n, float *room, const void **at)
+{
+    uint8_t dtype[AT_ONCE] = {0};
+    bool in_place = true;
+
+    for (int r = 0; r < AT_ONCE; r++) {
+        at[r] = row_in_place(w, n + r < w->rows ? n + r : w->rows - 1, &dtype[r]);
+        in_place = in_place && at[r] && dtype[r] == dtype[0];
+    }
+    if (in_place) return dtype[0];
+    const int64_t take = w->rows - n < AT_ONCE ? w->rows - n : AT_ONCE;
+    h3_weight_rows(w, n, take, room);
+    for (int r = 0; r < AT_ONCE; r++)
+        at[r] = room + (r < take ? r : take - 1) * w->cols;
+    return H3_F32;
+}
+
 static h3_status few_rows(h3_dev *d, const h3_gemm *g)
 {
     const int64_t S = h3_n_rows(g->x), K = g->w->cols, N = g->w->rows;
     const size_t x_bytes = h3_align_up((size_t)(S * K) * sizeof(float), 64);
-    const size_t row_bytes = h3_align_up((size_t)K * sizeof(float), 64);
+    const size_t room_bytes = h3_align_up((size_t)(AT_ONCE * K) * sizeof(float), 64);
     void *work = NULL;
 
-    H3_TRY(h3_cpu_work(d, x_bytes + row_bytes * (size_t)d->n_threads, &work));
+    H3_TRY(h3_cpu_work(d, x_bytes + room_bytes * (size_t)d->n_threads, &work));
     float *x = work;
     for (int64_t s = 0; s < S; s++)
         for (int64_t k = 0, at = h3_row_offset(&g->x, s); k < K; k++)
             x[s * K + k] = h3_num_load(g->x.data, g->x.dtype, at + k);
 #pragma omp parallel for schedule(static) num_threads(d->n_threads)
     for (int64_t b = 0; b < h3_ceil_div(N, VL); b++) { // VL columns of y: whole vectors to finish
-        float *row =
-            (float *)((unsigned char *)work + x_bytes + row_bytes * (size_t)omp_get_thread_num());
+        float *room =
+            (float *)((unsigned char *)work + x_bytes + room_bytes * (size_t)omp_get_thread_num());
         const int n = (int)(N - b * VL < VL ? N - b * VL : VL);
         float sums[FEW][VL] = {{0}};
-        for (int i = 0; i < n; i++) {
-            uint8_t dtype = H3_F32;
-            const void *w = row_in_place(g->w, b * VL + i, &dtype);
-            if (!w) {
-                h3_weight_rows(g->w, b * VL + i, 1, row);
-                w = row;
-            }
+        for (int i = 0; i < n; i += AT_ONCE) {
+            const void *w[AT_ONCE];
+            const uint8_t dtype = four_rows(g->w, b * VL + i, room, w);
             for (int64_t s = 0; s < S; s += AT_ONCE) {
-                float t[AT_ONCE];
+                float t[AT_ONCE][AT_ONCE];
                 const int rows = (int)(S - s < AT_ONCE ? S - s : AT_ONCE);
                 dots_of(rows, dtype, w, x + s * K, K, t);
-                for (int j = 0; j < rows; j++)
-                    sums[s + j][i] = t[j];
+                for (int r = 0; r < AT_ONCE && i + r < n; r++)
+                    for (int j = 0; j < rows; j++)
+                        sums[s + j][i + r] = t[r][j];
             }
         }
         for (int64_t s = 0; s < S; s++)
@@ -213,7 +241,8 @@ static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h
     h3_status st;
 
     assert(x.ne[x.rank - 1] == w->cols && y.ne[y.rank - 1] == w->rows);
-    if (h3_n_rows(x) <= FEW) return few_rows(d, &g);
+    const bool is_low = d->backend->use_bf16 || d->backend->math == H3_CPU_INT8;
+    if (h3_n_rows(x) <= (is_low ? FEW_LOW : FEW)) return few_rows(d, &g);
     h3_product p = {.n = w->rows,
                     .m = h3_n_rows(x),
                     .k = w->cols,
