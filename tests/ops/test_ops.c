@@ -383,7 +383,10 @@ static void check_gemm(bench *b)
                 if (a & 1) with_bias(&w);
                 const h3_dtype tx = a < 2 ? H3_F32 : H3_BF16, ty = (a ^ e) & 1 ? H3_F32 : H3_BF16;
                 h3_tensor x = normal(tx, GAP, EXTENTS(S, K)), out = make(ty, GAP, EXTENTS(S, N));
-                AGREE(b, out, rel_of(out, F32_REL), 4e-6, gemm(d, y, x, &w, (h3_act)a));
+                /* A product on the edge of two bf16 numbers moves the activation of a negative
+                 * number by several of its own last places. */
+                const double abs = ty == H3_BF16 && a ? 2e-3 : 4e-6;
+                AGREE(b, out, rel_of(out, F32_REL), abs, gemm(d, y, x, &w, (h3_act)a));
                 drop_all();
             }
 }
