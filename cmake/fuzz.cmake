@@ -1,0 +1,26 @@
+# Parsers of foreign files. The replay over the corpus is an ordinary test; the libFuzzer programs are
+# built with clang, whole library instrumented:
+#   cmake -B build/fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link
+#         -DCMAKE_BUILD_TYPE=RelWithDebInfo -DH3_FUZZ=ON -DH3_SANITIZE=ON && ninja -C build/fuzz fuzzers
+option(H3_FUZZ "Build the libFuzzer programs (clang)" OFF)
+set(fuzz_rooms h3_nets_dit h3_text h3_weights h3_tensor h3_base)
+if(TARGET h3_nets_dit AND TARGET h3_text AND TARGET h3_weights)
+    add_executable(fuzz_replay tests/fuzz/replay.c tests/fuzz/targets.c)
+    target_link_libraries(fuzz_replay PRIVATE h3)
+    add_test(NAME fuzz_replay COMMAND fuzz_replay WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    set(fuzz_programs fuzz_replay)
+    if(H3_FUZZ)
+        foreach(target safetensors dit gguf index config lora tokenizer)
+            add_executable(fuzz_${target} tests/fuzz/fuzz_main.c tests/fuzz/targets.c)
+            target_compile_definitions(fuzz_${target} PRIVATE FUZZ_TARGET="${target}")
+            target_link_libraries(fuzz_${target} PRIVATE h3)
+            target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
+            list(APPEND fuzz_programs fuzz_${target})
+        endforeach()
+        add_custom_target(fuzzers DEPENDS ${fuzz_programs})
+    endif()
+    foreach(program ${fuzz_programs})
+        target_include_directories(${program} PRIVATE src/base src/tensor src/weights src/nets src/text)
+        target_compile_definitions(${program} PRIVATE H3_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    endforeach()
+endif()
