@@ -26,7 +26,7 @@ static void escape_into(char *dst, size_t cap, const char *src)
     dst[n] = '\0';
 }
 
-h3_status h3_fail(h3_status code, const char *fmt, ...)
+void h3_fail_note(const char *fmt, ...)
 {
     char raw[ERROR_BYTES];
     va_list ap;
@@ -35,7 +35,6 @@ h3_status h3_fail(h3_status code, const char *fmt, ...)
     vsnprintf(raw, sizeof raw, fmt, ap);
     va_end(ap);
     escape_into(error_text, sizeof error_text, raw);
-    return code;
 }
 
 h3_status h3_fail_in(h3_status code, const char *fmt, ...)

@@ -26,8 +26,12 @@
     } while (0)
 
 /** Records the sentence for this thread (at most 1023 bytes; control characters are escaped, so a
- *  hostile tensor name cannot drive a terminal) and returns `code`. */
-h3_status h3_fail(h3_status code, const char *fmt, ...) H3_PRINTF(2, 3);
+ *  hostile tensor name cannot drive a terminal). Use h3_fail. */
+void h3_fail_note(const char *fmt, ...) H3_PRINTF(1, 2);
+
+/** h3_fail(code, "format", ...): records the sentence and is `code`. A macro, so that the compiler
+ *  sees which value comes back: paths behind H3_TRY are then known to have succeeded. */
+#define h3_fail(code, ...) (h3_fail_note(__VA_ARGS__), (code))
 
 /** Puts "text: " in front of the recorded sentence; returns `code` unchanged. */
 h3_status h3_fail_in(h3_status code, const char *fmt, ...) H3_PRINTF(2, 3);
