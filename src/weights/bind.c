@@ -5,7 +5,7 @@
 
 static bool is_there(const h3_checkpoint *ck, const h3_spec *s, const char *name)
 {
-    char full[256];
+    char full[256 + 8];
 
     if (s->kind == H3_SPEC_VECTOR) return h3_ckpt_has(ck, name);
     snprintf(full, sizeof full, "%s.weight", name);

@@ -40,7 +40,7 @@ static void add_row(table *t, const char *name, const row *like)
     t->row = realloc(t->row, (t->n + 1) * sizeof *t->row);
     assert_non_null(t->row);
     t->row[t->n] = *like;
-    snprintf(t->row[t->n++].name, sizeof like->name, "%s", name);
+    snprintf(t->row[t->n++].name, sizeof like->name, "%.*s", (int)sizeof like->name - 1, name);
     t->bytes += like->bytes;
 }
 
