@@ -4,7 +4,8 @@
  * Pictures go RGB -> YUV 4:2:0 (BT.709, limited range) -> H.264 as they come; the packets, not the
  * pictures, wait in a list until the sound is there too (a video of 15 s is some 20 MB of packets).
  * h3_mux_finish then encodes the sound and writes both streams in the order of their decoding
- * times.
+ * times. When the sound is known to be complete before that (n_samples), it is encoded at once and
+ * every packet is written as soon as its turn is certain: the same file, without the list.
  *
  * Lengths are exact. An AAC frame holds 1024 samples and the encoder puts 1024 priming samples in
  * front, so a plain file starts late or ends with up to 1023 samples that nobody asked for, and
@@ -56,6 +57,7 @@ struct h3_mux {
     packet_list packets[2];
     float *pcm[2]; // (n_pcm) left, right
     int64_t n_pcm, pcm_room, n_frames;
+    bool is_sound_done; // all of it is in packets[AUDIO]
 };
 
 static const char *const video_codecs[] = {"libx264", "libopenh264"};
@@ -431,18 +433,6 @@ static h3_status convert(h3_mux *m, const uint8_t *rgb)
     return H3_OK;
 }
 
-h3_status h3_mux_frame(h3_mux *m, const uint8_t *rgb)
-{
-    if (m->opt.n_frames && m->n_frames == m->opt.n_frames)
-        return h3_fail(H3_E_ARG, "%s: more than the %lld frames that were announced", m->file.path,
-                       (long long)m->opt.n_frames);
-    H3_TRY(convert(m, rgb));
-    m->yuv->pts = m->n_frames;
-    H3_TRY(encode(m, VIDEO, m->yuv));
-    m->n_frames++;
-    return H3_OK;
-}
-
 static h3_status reserve_pcm(h3_mux *m, int64_t n)
 {
     int64_t want, room;
@@ -457,24 +447,6 @@ static h3_status reserve_pcm(h3_mux *m, int64_t n)
         m->pcm[c] = p;
     }
     m->pcm_room = room;
-    return H3_OK;
-}
-
-h3_status h3_mux_audio(h3_mux *m, const float *pcm, int64_t n, int64_t stride)
-{
-    if (!m->opt.sample_rate)
-        return h3_fail(H3_E_ARG, "%s: opened without sound, but sound was given", m->file.path);
-    if (n < 0) return h3_fail(H3_E_ARG, "%s: %lld samples", m->file.path, (long long)n);
-    H3_TRY(reserve_pcm(m, n));
-    for (int c = 0; c < 2; c++)
-        for (int64_t i = 0; i < n; i++) {
-            const float v = pcm[c * stride + i];
-            if (!isfinite(v))
-                return h3_fail(H3_E_NUMERIC, "%s: sample %lld of channel %d is %s", m->file.path,
-                               (long long)(m->n_pcm + i), c, isnan(v) ? "NaN" : "infinite");
-            m->pcm[c][m->n_pcm + i] = v < -1.0f ? -1.0f : v > 1.0f ? 1.0f : v;
-        }
-    m->n_pcm += n;
     return H3_OK;
 }
 
@@ -510,12 +482,46 @@ static h3_status encode_audio(h3_mux *m)
     return st;
 }
 
-/** -1 when no packet is left; else the stream whose next packet is to be decoded first. */
-static int next_stream(const h3_mux *m)
+static h3_status finish_sound(h3_mux *m)
+{
+    H3_TRY(encode_audio(m));
+    m->is_sound_done = true;
+    for (int c = 0; c < 2; c++) {
+        free(m->pcm[c]);
+        m->pcm[c] = NULL;
+    }
+    return H3_OK;
+}
+
+h3_status h3_mux_audio(h3_mux *m, const float *pcm, int64_t n, int64_t stride)
+{
+    if (!m->opt.sample_rate)
+        return h3_fail(H3_E_ARG, "%s: opened without sound, but sound was given", m->file.path);
+    if (n < 0) return h3_fail(H3_E_ARG, "%s: %lld samples", m->file.path, (long long)n);
+    if (m->opt.n_samples && n > m->opt.n_samples - m->n_pcm)
+        return h3_fail(H3_E_ARG, "%s: more than the %lld samples that were announced", m->file.path,
+                       (long long)m->opt.n_samples);
+    H3_TRY(reserve_pcm(m, n));
+    for (int c = 0; c < 2; c++)
+        for (int64_t i = 0; i < n; i++) {
+            const float v = pcm[c * stride + i];
+            if (!isfinite(v))
+                return h3_fail(H3_E_NUMERIC, "%s: sample %lld of channel %d is %s", m->file.path,
+                               (long long)(m->n_pcm + i), c, isnan(v) ? "NaN" : "infinite");
+            m->pcm[c][m->n_pcm + i] = v < -1.0f ? -1.0f : v > 1.0f ? 1.0f : v;
+        }
+    m->n_pcm += n;
+    if (m->opt.n_samples && m->n_pcm == m->opt.n_samples) return finish_sound(m);
+    return H3_OK;
+}
+
+/** The stream whose next packet is to be decoded first; -1 when none is left, or (while frames are
+ * still to come) when that is not certain yet. */
+static int next_stream(const h3_mux *m, bool is_final)
 {
     const packet_list *v = &m->packets[VIDEO], *a = &m->packets[AUDIO];
 
-    if (v->next == v->n) return a->next == a->n ? -1 : AUDIO;
+    if (v->next == v->n) return is_final && a->next < a->n ? AUDIO : -1;
     if (a->next == a->n) return VIDEO;
     return av_compare_ts(v->at[v->next]->dts, m->enc[VIDEO]->time_base, a->at[a->next]->dts,
                          m->enc[AUDIO]->time_base) <= 0
@@ -523,9 +529,9 @@ static int next_stream(const h3_mux *m)
                : AUDIO;
 }
 
-static h3_status write_packets(h3_mux *m)
+static h3_status write_packets(h3_mux *m, bool is_final)
 {
-    for (int w; (w = next_stream(m)) >= 0;) {
+    for (int w; (w = next_stream(m, is_final)) >= 0;) {
         packet_list *l = &m->packets[w];
         AVPacket *p = l->at[l->next++];
         int err;
@@ -538,6 +544,18 @@ static h3_status write_packets(h3_mux *m)
         av_packet_unref(p);
     }
     return H3_OK;
+}
+
+h3_status h3_mux_frame(h3_mux *m, const uint8_t *rgb)
+{
+    if (m->opt.n_frames && m->n_frames == m->opt.n_frames)
+        return h3_fail(H3_E_ARG, "%s: more than the %lld frames that were announced", m->file.path,
+                       (long long)m->opt.n_frames);
+    H3_TRY(convert(m, rgb));
+    m->yuv->pts = m->n_frames;
+    H3_TRY(encode(m, VIDEO, m->yuv));
+    m->n_frames++;
+    return m->is_sound_done || !m->opt.sample_rate ? write_packets(m, false) : H3_OK;
 }
 
 static h3_status sync_file(const h3_mux *m)
@@ -567,8 +585,11 @@ static h3_status complete(h3_mux *m)
         av_packet_free(&p);
         H3_TRY(st);
     }
-    if (m->opt.sample_rate) H3_TRY(encode_audio(m));
-    H3_TRY(write_packets(m));
+    if (m->opt.n_samples && m->n_pcm != m->opt.n_samples)
+        return h3_fail(H3_E_ARG, "%s: %lld samples were announced but %lld given", m->file.path,
+                       (long long)m->opt.n_samples, (long long)m->n_pcm);
+    if (m->opt.sample_rate && !m->is_sound_done) H3_TRY(finish_sound(m));
+    H3_TRY(write_packets(m, true));
     err = av_write_trailer(m->fmt);
     if (err >= 0) err = m->fmt->pb->error;
     err_close = avio_closep(&m->fmt->pb);

@@ -14,7 +14,8 @@
  * the priming samples of the AAC encoder are cut off by an edit list.
  *
  * Not thread safe: one writer, one thread at a time. Audio that arrives after the frames is fine:
- * the encoded packets (not the frames) wait in memory so that both streams interleave.
+ * the encoded packets (not the frames) wait in memory so that both streams interleave. Announced
+ * (n_samples) and given first, nothing waits.
  *
  * H3_E_ARG: sizes, fps, codec or preset not usable; more or fewer frames than announced.
  * H3_E_UNSUPPORTED: the libavcodec of this machine lacks the encoder (the sentence says which to
@@ -35,10 +36,14 @@ typedef struct h3_meta {
 } h3_meta;
 
 typedef struct h3_mux_opt {
-    int width, height;   ///< even, 2..16384
-    int fps;             ///< 24
-    int64_t n_frames;    ///< exact number of frames to come; 0 when not known
-    int sample_rate;     ///< 32000; 0 for a video without sound track
+    int width, height; ///< even, 2..16384
+    int fps;           ///< 24
+    int64_t n_frames;  ///< exact number of frames to come; 0 when not known
+    int sample_rate;   ///< 32000; 0 for a video without sound track
+    /** Exact number of samples to come, or 0 when not known. When they are all there before the
+     * first frame, packets go to the file as they appear and memory does not grow with the length.
+     */
+    int64_t n_samples;
     const char *codec;   ///< "auto" (NULL), "libx264" or "libopenh264"
     const char *preset;  ///< of libx264, NULL for "medium"
     int crf;             ///< of libx264, 0..51 (18); libopenh264 gets the bit rate that suits it
@@ -71,6 +76,10 @@ H3_NODISCARD h3_status h3_mux_finish(h3_mux **m);
 
 /** Drops the file and frees *m. Accepts NULL. */
 void h3_mux_abort(h3_mux **m);
+
+/** What a writer takes at most, for memory plans: the encoder's pictures in flight (its preset, its
+ *  threads), the conversion, the sound. Measured on libx264 164; packets are not in it. */
+size_t h3_mux_bytes(const h3_mux_opt *opt);
 
 /** Name of the video encoder in use, e.g. "libx264". */
 const char *h3_mux_codec(const h3_mux *m);

@@ -168,7 +168,7 @@ h3_status h3_job_decode(h3_job *j)
     h3_tap(j->e->dev, h3_tensor_2d(pcm, H3_F32, 2, n), "audio");
     h3_job_phase_end(j);
     h3_job_phase(j, "decode", 0.8, 1.0);
-    st = h3_output_open(&out, j->rq, width, height, clips.n_frames, meta,
+    st = h3_output_open(&out, j->rq, width, height, clips.n_frames, n, meta,
                         list_meta(meta, j->latents.meta));
     if (st != H3_OK) goto done;
     st = h3_output_sound(&out, pcm, n);

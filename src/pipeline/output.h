@@ -26,8 +26,15 @@ typedef struct h3_output {
 H3_NODISCARD h3_status h3_output_check(const h3_request *rq, int width, int height,
                                        int64_t n_frames);
 
+/** The options of the MP4 writer that these outputs will have. */
+h3_mux_opt h3_output_mux(const h3_request *rq, int width, int height, int64_t n_frames,
+                         int64_t n_samples);
+
+/** n_samples is exact: with all of the sound given before the first frame nothing waits in memory.
+ */
 H3_NODISCARD h3_status h3_output_open(h3_output *o, const h3_request *rq, int width, int height,
-                                      int64_t n_frames, const h3_meta *meta, int n_meta);
+                                      int64_t n_frames, int64_t n_samples, const h3_meta *meta,
+                                      int n_meta);
 /** pcm [2, n] planar f32 at 32 kHz; kept by reference until finish. */
 H3_NODISCARD h3_status h3_output_sound(h3_output *o, float *pcm, int64_t n);
 /** rgb [n, height, width, 3]. */

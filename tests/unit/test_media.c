@@ -186,6 +186,53 @@ static void write_video(const char *path, int64_t frames, int64_t samples, const
     free(pcm);
 }
 
+static void assert_same_files(const char *a, const char *b)
+{
+    FILE *fa = fopen(a, "rb"), *fb = fopen(b, "rb");
+    int ca, cb;
+
+    assert_true(fa && fb);
+    do {
+        ca = getc(fa);
+        cb = getc(fb);
+        assert_int_equal(ca, cb);
+    } while (ca != EOF);
+    fclose(fa);
+    fclose(fb);
+}
+
+/** Sound that is announced and given first is written along with the frames: the same file. */
+static void test_mp4_early_sound(void **state)
+{
+    static const int64_t cases[][2] = {{124, 165333}, {22, 29333}, {1, 1}, {60, 1024}, {2, 200000}};
+    char late[512], early[512];
+    (void)state;
+
+    snprintf(late, sizeof late, "%s", at("late.mp4"));
+    snprintf(early, sizeof early, "%s", at("early.mp4"));
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const int64_t frames = cases[k][0], n = cases[k][1];
+        h3_mux_opt o = h3_mux_default(SIDE, SIDE, frames);
+        float *pcm = tones(n);
+        h3_mux *m;
+
+        write_video(late, frames, n, NULL);
+        o.n_samples = n;
+        assert_ok(h3_mux_open(&m, early, &o));
+        assert_ok(h3_mux_audio(m, pcm, n, n));
+        assert_fails(H3_E_ARG, "announced", h3_mux_audio(m, pcm, 1, 1));
+        write_frames(m, frames);
+        assert_ok(h3_mux_finish(&m));
+        assert_same_files(late, early);
+
+        assert_ok(h3_mux_open(&m, early, &o)); // one sample short
+        if (n > 1) assert_ok(h3_mux_audio(m, pcm, n - 1, n));
+        write_frames(m, frames);
+        assert_fails(H3_E_ARG, n > 1 ? "announced" : "sound", h3_mux_finish(&m));
+        free(pcm);
+    }
+}
+
 /** Every frame and every sample comes back, in place: nothing lost, added or moved. */
 static void test_mp4_counts(void **state)
 {
@@ -1200,6 +1247,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mp4_counts),
+        cmocka_unit_test(test_mp4_early_sound),
         cmocka_unit_test(test_mp4_counts_by_ffmpeg),
         cmocka_unit_test(test_mp4_layout_and_metadata),
         cmocka_unit_test(test_mp4_colours),
