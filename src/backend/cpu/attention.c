@@ -6,6 +6,9 @@
  * Lanes are queries: scores come out as P [keys][queries], so the maximum, the exponential and the
  * sum of a query run down one lane, and P is at once the packed right side of the second product
  * O [D][queries] += V^T P. Nothing is ever reduced across lanes or transposed but q and the result.
+ *
+ * Where bf16 tiles are the faster ones (low.c) and q, k, v are bf16, both products read pairs: q
+ * and k as they lie, values and probabilities (rounded to bf16) paired over neighbouring keys.
  */
 #include <assert.h>
 #include <omp.h>
@@ -22,8 +25,11 @@ enum {
 typedef struct job {
     h3_tensor o, q, k, v;
     float scale;
+    float after; // what scores are still multiplied by: scale when q stays bf16, else 1
     bool causal;
-    int64_t D, ldv; // ldv: row stride of the widened value block
+    bool is_pairs;  // bf16 tiles
+    int64_t D, ldv; // ldv: row stride of the value block
+    int64_t depth;  // of the first product, in floats or pairs
 } job;
 
 /* Per-thread memory, in floats; D4 = D padded to lanes. */
@@ -36,14 +42,14 @@ typedef struct room {
     float *v;         // [BK][ldv]
 } room;
 
-static int64_t pieces(int64_t D)
+static int64_t pieces(const job *j)
 {
-    return h3_ceil_div(D, PIECE);
+    return h3_ceil_div(j->depth, PIECE);
 }
 
 static size_t room_floats(const job *j)
 {
-    return (size_t)(2 * BQ * j->D * NR + 2 * BQ * NR + BK * NR + pieces(j->D) * BK * LDA +
+    return (size_t)(2 * BQ * j->D * NR + 2 * BQ * NR + BK * NR + pieces(j) * BK * LDA +
                     BK * j->ldv);
 }
 
@@ -55,7 +61,7 @@ static room room_at(const job *j, float *at)
     m.sum = m.top + BQ * NR;
     m.p = m.sum + BQ * NR;
     m.k = m.p + BK * NR;
-    m.v = m.k + pieces(j->D) * BK * LDA;
+    m.v = m.k + pieces(j) * BK * LDA;
     return m;
 }
 
@@ -69,7 +75,26 @@ static void widen(h3_tensor t, int64_t at, int64_t n, float *dst)
         dst[i] = h3_num_load(t.data, t.dtype, at + i);
 }
 
-/* Queries [i0, i0 + n) of head h, scaled, as lanes: dst [D][NR]. */
+/* Queries [i0, i0 + n) of head h as lanes of bf16 pairs, unscaled: dst [D / 2][NR]. */
+static void pack_query_pairs(const job *j, int64_t h, int64_t i0, int64_t n, float *dst)
+{
+    const uint16_t *q = j->q.data;
+
+    for (int64_t c0 = 0; c0 < NR; c0 += VL)
+        for (int64_t c = 0; c < j->depth; c += VL) {
+            vf r[VL] = {{0}};
+            const int64_t lanes = j->depth - c < VL ? j->depth - c : VL;
+            for (int i = 0; i < VL; i++) {
+                const int64_t row = i0 + (c0 + i < n ? c0 + i : n - 1);
+                memcpy(&r[i], q + row * j->q.st[0] + h * j->q.st[1] + 2 * c, (size_t)lanes * 4);
+            }
+            v_transpose(r);
+            for (int i = 0; i < lanes; i++)
+                v_store(dst + (c + i) * NR + c0, r[i]);
+        }
+}
+
+/* The same in f32, scaled: dst [D][NR]. */
 static void pack_queries(const job *j, int64_t h, int64_t i0, int64_t n, float *dst)
 {
     for (int64_t c0 = 0; c0 < NR; c0 += VL)
@@ -114,13 +139,15 @@ static void store_queries(const job *j, int64_t h, int64_t i0, int64_t n, const 
 /* p [nk][NR] = K Q over all pieces of D. */
 static void scores(const job *j, const room *m, const float *q, int64_t nk, bool half)
 {
-    for (int64_t c = 0; c < j->D; c += PIECE) {
-        const int64_t kc = j->D - c < PIECE ? j->D - c : PIECE;
+    const h3_tile_fn rows = j->is_pairs ? ISA(h3_cpu_bf16_rows) : ISA(h3_cpu_tile_rows);
+
+    for (int64_t c = 0; c < j->depth; c += PIECE) {
+        const int64_t kc = j->depth - c < PIECE ? j->depth - c : PIECE;
         const float *k = m->k + c / PIECE * BK * LDA;
         const int64_t n_groups = h3_ceil_div(nk, MR);
         for (int64_t g = 0, i = 0; g < n_groups; g++) {
             const int64_t n = (nk - i + n_groups - g - 1) / (n_groups - g);
-            ISA(h3_cpu_tile_rows)((int)n, kc, k + i * LDA, q + c * NR, m->p + i * NR, c > 0, half);
+            rows((int)n, kc, k + i * LDA, q + c * NR, m->p + i * NR, c > 0, half);
             i += n;
         }
     }
@@ -134,19 +161,36 @@ static void mask(float *p, int64_t nk, int64_t k0, int64_t i0)
             p[r * NR + l] = -INFINITY;
 }
 
-/* Scores to probabilities against the running maximum; rescales sum and o when it moved. */
+/* Rows r and r + 1 of e as pairs of bf16: row r in the low half. */
+INLINE vf v_pair(vf even, vf odd)
+{
+    return (vf)(v_bf16_bits(even) >> 16 | (v_bf16_bits(odd) & 0xffff0000u));
+}
+
+/* Scores to probabilities against the running maximum; rescales sum and o when it moved. Pairs of
+ * rows shrink to one row of bf16 pairs, in place from the front. */
 static void soften(const job *j, float *p, int64_t nk, float *top, float *sum, float *o, bool first,
                    bool half)
 {
+    const vf after = v_set(j->after);
+
     for (int64_t c = 0; c < (half ? VL : NR); c += VL) {
         const vf old = v_load(top + c);
-        vf now = old, s = v_set(0);
-        for (int64_t r = 0; r < nk; r++)
+        vf now = v_load(p + c), s = v_set(0);
+        for (int64_t r = 1; r < nk; r++)
             now = v_max(v_load(p + r * NR + c), now);
+        now = v_max(now * after, old);
         for (int64_t r = 0; r < nk; r++) {
-            const vf e = v_exp(v_load(p + r * NR + c) - now);
-            v_store(p + r * NR + c, e);
+            const vf e = v_exp(v_fma(v_load(p + r * NR + c), after, -now));
             s += e;
+            if (!j->is_pairs) {
+                v_store(p + r * NR + c, e);
+                continue;
+            }
+            vf odd = v_set(0);
+            if (++r < nk) odd = v_exp(v_fma(v_load(p + r * NR + c), after, -now));
+            s += odd;
+            v_store(p + r / 2 * NR + c, v_pair(e, odd));
         }
         v_store(top + c, now);
         if (first) {
@@ -167,8 +211,38 @@ static void weigh(const job *j, const room *m, float *o, int64_t nk, bool first,
 
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t n = (j->D - i + n_groups - g - 1) / (n_groups - g);
-        ISA(h3_cpu_tile_cols)((int)n, nk, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
+        if (j->is_pairs)
+            ISA(h3_cpu_bf16_cols)
+            ((int)n, (nk + 1) / 2, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
+        else
+            ISA(h3_cpu_tile_cols)((int)n, nk, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
         i += n;
+    }
+}
+
+/* Keys and values [k0, k0 + nk) of head hk into the thread's room, as floats or as pairs. */
+static void load_keys(const job *j, const room *m, int64_t hk, int64_t k0, int64_t nk)
+{
+    for (int64_t r = 0; r < nk; r++) {
+        const int64_t ko = (k0 + r) * j->k.st[0] + hk * j->k.st[1];
+        const int64_t vo = (k0 + r) * j->v.st[0] + hk * j->v.st[1];
+        for (int64_t c = 0; c < j->depth; c += PIECE) {
+            const int64_t n = j->depth - c < PIECE ? j->depth - c : PIECE;
+            float *to = m->k + (c / PIECE * BK + r) * LDA;
+            if (j->is_pairs)
+                memcpy(to, (const uint16_t *)j->k.data + ko + 2 * c, (size_t)n * 4);
+            else
+                widen(j->k, ko + c, n, to);
+        }
+        if (!j->is_pairs) {
+            widen(j->v, vo, j->D, m->v + r * j->ldv);
+        } else if (r % 2 == 0) {
+            const uint16_t *even = (const uint16_t *)j->v.data + vo;
+            const uint16_t *odd = r + 1 < nk ? even + j->v.st[0] : NULL;
+            uint32_t *to = (uint32_t *)(void *)(m->v + r / 2 * j->ldv);
+            for (int64_t c = 0; c < j->D; c++)
+                to[c] = even[c] | (odd ? (uint32_t)odd[c] << 16 : 0);
+        }
     }
 }
 
@@ -179,25 +253,21 @@ static void task(const job *j, const room *m, int64_t h, int64_t i0, int64_t n, 
     const int64_t hk = h / (j->q.ne[1] / j->k.ne[1]);
 
     for (int64_t c = 0; c < n; c += NR)
-        pack_queries(j, h, i0 + c, n - c < NR ? n - c : NR, m->q + c * j->D);
+        (j->is_pairs ? pack_query_pairs : pack_queries)(j, h, i0 + c, n - c < NR ? n - c : NR,
+                                                        m->q + c * j->depth);
     for (int64_t i = 0; i < BQ * NR; i++)
         m->top[i] = -INFINITY;
     if (j->causal) end = i0 + n;
     for (int64_t k0 = begin; k0 < end; k0 += BK) {
         const int64_t nk = end - k0 < BK ? end - k0 : BK;
-        for (int64_t r = 0; r < nk; r++) {
-            for (int64_t c = 0; c < j->D; c += PIECE)
-                widen(j->k, (k0 + r) * j->k.st[0] + hk * j->k.st[1] + c,
-                      j->D - c < PIECE ? j->D - c : PIECE, m->k + (c / PIECE * BK + r) * LDA);
-            widen(j->v, (k0 + r) * j->v.st[0] + hk * j->v.st[1], j->D, m->v + r * j->ldv);
-        }
+        load_keys(j, m, hk, k0, nk);
         for (int64_t c = 0; c < n; c += NR) {
             const bool half = n - c <= VL;
             /* The first block of a causal task holds keys of every query, so no sum stays empty;
              * later ones may lie wholly after a panel. */
             if (j->causal && k0 > i0 + c + NR - 1) continue;
             float *o = m->o + c * j->D;
-            scores(j, m, m->q + c * j->D, nk, half);
+            scores(j, m, m->q + c * j->depth, nk, half);
             if (j->causal && k0 + nk > i0 + c) mask(m->p, nk, k0, i0 + c);
             soften(j, m->p, nk, m->top + c, m->sum + c, o, k0 == begin, half);
             weigh(j, m, o, nk, k0 == begin, half);
@@ -223,6 +293,10 @@ static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_
 
     assert(q.rank == 3 && k.rank == 3 && q.ne[1] % k.ne[1] == 0);
     assert(cu[0] == 0 && cu[n_segments] == q.ne[0]);
+    j.is_pairs = d->backend->use_bf16 && j.D % 2 == 0 && q.dtype == H3_BF16 && k.dtype == H3_BF16 &&
+                 v.dtype == H3_BF16 && scale > 0;
+    j.after = j.is_pairs ? scale : 1.0f;
+    j.depth = j.is_pairs ? j.D / 2 : j.D;
     j.ldv = (int64_t)h3_align_up((size_t)j.D, VL) + VL;
     for (int g = 0; g < n_segments; g++)
         blocks += blocks_of(cu, g);

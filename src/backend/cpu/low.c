@@ -69,6 +69,20 @@ double ISA(h3_cpu_time_bf16)(void)
 {
     return 1;
 }
+
+void ISA(h3_cpu_bf16_rows)(int n UNUSED, int64_t kc UNUSED, const float *a UNUSED,
+                           const float *b UNUSED, float *c UNUSED, bool add UNUSED,
+                           bool half UNUSED)
+{
+    assert(!"bf16 tiles need AVX-512");
+}
+
+void ISA(h3_cpu_bf16_cols)(int n UNUSED, int64_t kc UNUSED, const float *a UNUSED,
+                           int64_t lda UNUSED, const float *b UNUSED, float *c UNUSED,
+                           bool add UNUSED, bool half UNUSED)
+{
+    assert(!"bf16 tiles need AVX-512");
+}
 #else
 
 /* ---------------------------------------------------------------- tiles */
@@ -101,8 +115,8 @@ INLINE VNNI vi dot_int8(vi acc, vi a, vi b)
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
 }
 
-INLINE BF16 void bf16_tile(const int n, const int v, int64_t kc, const float *a, const float *b,
-                           float *c, bool add)
+INLINE BF16 void bf16_block(const int n, const int v, int64_t kc, const float *a, int64_t rs,
+                            int64_t cs, const float *b, float *c, bool add)
 {
     vf acc[MR][2];
 
@@ -113,7 +127,7 @@ INLINE BF16 void bf16_tile(const int n, const int v, int64_t kc, const float *a,
         const vi x0 = load_int(b + k * NR), x1 = v > 1 ? load_int(b + k * NR + VL) : x0;
 #pragma GCC unroll 14
         for (int i = 0; i < n; i++) {
-            const vi w = set_int(a + i * LDA + k);
+            const vi w = set_int(a + i * rs + k * cs);
             acc[i][0] = dot_bf16(acc[i][0], w, x0);
             if (v > 1) acc[i][1] = dot_bf16(acc[i][1], w, x1);
         }
@@ -125,6 +139,12 @@ INLINE BF16 void bf16_tile(const int n, const int v, int64_t kc, const float *a,
             float *p = c + i * NR + j * VL;
             v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
         }
+}
+
+INLINE BF16 void bf16_tile(const int n, const int v, int64_t kc, const float *a, const float *b,
+                           float *c, bool add)
+{
+    bf16_block(n, v, kc, a, LDA, 1, b, c, add);
 }
 
 /* a[i * LDA + KC] holds the correction of this pass, as int32. */
@@ -218,8 +238,30 @@ SIZES_14(BF16_TILES)
 SIZES_14(INT8_TILES)
 SIZES_7(Q8_TILES)
 
-static void tile_bf16(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                      bool half)
+#define BF16_COLS(n)                                                                       \
+    BF16 static void cols_##n##_1(int64_t kc, const float *a, int64_t lda, const float *b, \
+                                  float *c, bool add)                                      \
+    {                                                                                      \
+        bf16_block(n, 1, kc, a, 1, lda, b, c, add);                                        \
+    }                                                                                      \
+    BF16 static void cols_##n##_2(int64_t kc, const float *a, int64_t lda, const float *b, \
+                                  float *c, bool add)                                      \
+    {                                                                                      \
+        bf16_block(n, 2, kc, a, 1, lda, b, c, add);                                        \
+    }
+SIZES_14(BF16_COLS)
+
+void ISA(h3_cpu_bf16_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
+                           bool add, bool half)
+{
+#define COLS_ENTRY(n) ENTRY(cols, n)
+    static void (*const table[MR + 1][2])(int64_t, const float *, int64_t, const float *, float *,
+                                          bool) = {SIZES_14(COLS_ENTRY)};
+    table[n][half](kc, a, lda, b, c, add);
+}
+
+void ISA(h3_cpu_bf16_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                           bool half)
 {
 #define BF16_ENTRY(n) ENTRY(bf16, n)
     static sized_tile table[MR + 1][2] = {SIZES_14(BF16_ENTRY)};
@@ -247,7 +289,7 @@ static void tile_q8(int n, int64_t kc, const float *a, const float *b, float *c,
 
 double ISA(h3_cpu_time_bf16)(void)
 {
-    return time_tile(tile_bf16) / 2; // two products per group
+    return time_tile(ISA(h3_cpu_bf16_rows)) / 2; // two products per group
 }
 
 /* ---------------------------------------------------------------- bf16 */
@@ -466,7 +508,7 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
     }
     if (b->use_bf16 && is_all_bf16(g)) {
         p->k = g->w->cols / 2;
-        p->tile = tile_bf16;
+        p->tile = ISA(h3_cpu_bf16_rows);
         p->fill = fill_bf16;
         p->pack = pack_bf16;
         p->row_scratch = 0;

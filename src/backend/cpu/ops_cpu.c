@@ -37,6 +37,14 @@ static void cpu_close(h3_dev *d)
     d->backend = NULL;
 }
 
+/* Mirrors product.c and attention.c: shared panels of at most 64 MB and 1024 rows, and for each thread
+ * tiles, sums and (attention) a block of keys. Quantised weights add whole rows to that. */
+static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
+{
+    const size_t slab = (size_t)(rows < 1024 ? rows : 1024) * (size_t)cols * sizeof(float);
+    return (slab < 64u << 20 ? slab : 64u << 20) + (size_t)d->n_threads * (5u << 18);
+}
+
 static int cores_allowed(void)
 {
     cpu_set_t set;
@@ -141,6 +149,7 @@ h3_status h3_cpu_open(h3_dev *d, const h3_dev_opts *opts)
     d->backend = b = calloc(1, sizeof *b);
     if (!b) return h3_fail(H3_E_NOMEM, "no memory for the CPU backend");
     d->close = cpu_close;
+    d->work_bytes = work_bytes;
     H3_TRY(parse_math(opts->math, &b->math));
     d->mem = H3_HOST;
     d->n_threads = opts->n_threads > 0 ? opts->n_threads : cores_allowed();

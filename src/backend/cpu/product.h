@@ -42,6 +42,13 @@ void ISA(h3_cpu_tile_direct)(int n, int64_t kc, const float *a, const float *b, 
 typedef void (*h3_tile_fn)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                            bool half);
 
+/** Tiles of pairs of bf16 (low.c): one 32-bit group holds two neighbours in k. Only where
+ *  h3_backend.use_bf16 says so. */
+void ISA(h3_cpu_bf16_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                           bool half);
+void ISA(h3_cpu_bf16_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
+                           bool add, bool half);
+
 /**
  * A whole product by callbacks, parallel over blocks of rows of A and of panels of B.
  *   fill   rows [n0, n0 + n), columns [k0, k0 + kc) of A -> dst[i * LDA + k]
