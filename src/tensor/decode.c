@@ -683,15 +683,32 @@ BUILD(avx2, __attribute__((target("avx2"))))
 BUILD(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))))
 #endif
 
-static const decoders *best(void)
+static int forced_level = -1;
+
+int h3_decode_best_level(void)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return &build_avx512;
-    if (__builtin_cpu_supports("avx2")) return &build_avx2;
+        return 2;
+    if (__builtin_cpu_supports("avx2")) return 1;
 #endif
+    return 0;
+}
+
+void h3_decode_use_level(int level)
+{
+    forced_level = level;
+}
+
+static const decoders *best(void)
+{
+#if defined(__x86_64__)
+    static const decoders *const builds[] = {&build_base, &build_avx2, &build_avx512};
+    return builds[forced_level >= 0 ? forced_level : h3_decode_best_level()];
+#else
     return &build_base;
+#endif
 }
 
 void h3_weight_decode_rows(const h3_weight_part *p, int64_t row, int64_t n, float *out)

@@ -30,6 +30,11 @@ static inline bool h3_part_is_plain(const h3_weight_part *p)
 /** n numbers of a dense dtype -> f32. `src` may be unaligned. */
 void h3_decode_dtype(h3_dtype t, const void *src, int64_t n, float *out);
 
+/** Builds of the decoders: 0 baseline, 1 AVX2, 2 AVX-512; the machine's best is taken by itself
+ * (-1). Tests force one; not thread-safe. */
+int h3_decode_best_level(void);
+void h3_decode_use_level(int level);
+
 /* ---- ggml block types ---- */
 
 typedef struct h3_ggml_info {
