@@ -36,7 +36,8 @@ struct h3_dev {
     int n_threads;
     h3_arena scratch; ///< activations; empty until h3_dev_scratch
     /** Bytes of weights that may stay resident where the device computes (its own memory, or mapped
-     *  pages of a host device); the store streams the rest. 0: no limit. Read when a store is made. */
+     *  pages of a host device); the store streams the rest. 0: no limit. Read when a store is made.
+     */
     size_t weight_budget;
     h3_op_stat stat[H3_OP_COUNT];
     bool is_ref[H3_OP_COUNT]; ///< the entry is still the reference one
@@ -53,6 +54,10 @@ struct h3_dev {
     h3_status (*sync)(h3_dev *d);
     void (*weight_free)(h3_dev *d, h3_weight *w); ///< frees w->packed
     void (*close)(h3_dev *d);
+    /* For memory plans; NULL: nothing to say. */
+    h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
+    /** Host memory beside the arena for products of up to `rows` x `cols`. */
+    size_t (*work_bytes)(const h3_dev *d, int64_t rows, int64_t cols);
 };
 
 typedef struct h3_dev_opts {
