@@ -39,7 +39,7 @@ typedef struct option_row {
 #define AT(field) offsetof(cli, field)
 enum {
     RUNS = CMD_GENERATE | CMD_DECODE,
-    LOADS = CMD_GENERATE | CMD_PLAN | CMD_DECODE | CMD_BENCH,
+    LOADS = CMD_GENERATE | CMD_PLAN | CMD_DECODE | CMD_BENCH | CMD_SERVE,
     ASKS = CMD_GENERATE | CMD_PLAN,
     WRITES = CMD_GENERATE | CMD_DECODE | CMD_MUX
 };
@@ -130,7 +130,7 @@ static const option_row rows[] = {
      "do not write latents at all"},
     {"--checkpoint", NULL, CMD_GENERATE, K_TEXT, AT(rq.checkpoint_path), "FILE",
      "of --checkpoint-every"},
-    {"--checkpoint-every", NULL, CMD_GENERATE, K_INT, AT(rq.checkpoint_every), "N",
+    {"--checkpoint-every", NULL, CMD_GENERATE | CMD_SERVE, K_INT, AT(rq.checkpoint_every), "N",
      "save the state of the run every N steps"},
     {"--resume", NULL, CMD_GENERATE, K_TEXT, AT(rq.resume_path), "FILE",
      "continue from a checkpoint, bit for bit"},
@@ -154,6 +154,40 @@ static const option_row rows[] = {
     {"--tiny", NULL, CMD_BENCH, K_FLAG, AT(bench.is_tiny), NULL,
      "reduced widths, to try the program"},
     {"--man", NULL, CMD_HELP, K_FLAG, AT(wants_man), NULL, "the man page, in roff"},
+    {"--host", NULL, CMD_SERVE, K_TEXT, AT(serve.host), "ADDRESS",
+     "to listen on (127.0.0.1); others need a key"},
+    {"--port", NULL, CMD_SERVE, K_INT, AT(serve.port), "N", "to listen on (8080), 0: a free one"},
+    {"--data", NULL, CMD_SERVE, K_TEXT, AT(serve.data_dir), "DIR",
+     "jobs, uploads and videos; default: a folder of yours"},
+    {"--api-key-file", NULL, CMD_SERVE, K_TEXT, AT(serve.api_key_file), "FILE",
+     "the key that clients must send (or H3AV_API_KEY)"},
+    {"--api-key", NULL, CMD_SERVE, K_TEXT, AT(serve.api_key), "KEY",
+     "the same; other users of this machine can see it"},
+    {"--allow-public", NULL, CMD_SERVE, K_FLAG, AT(serve.allow_public), NULL,
+     "listen on a public address without a key"},
+    {"--host-name", NULL, CMD_SERVE, K_TEXT, AT(serve.host_names), "A,B,...",
+     "further names by which clients may call it"},
+    {"--cors", NULL, CMD_SERVE, K_TEXT, AT(serve.cors), "ORIGIN,...",
+     "origins whose pages may use it"},
+    {"--model-name", NULL, CMD_SERVE, K_TEXT, AT(serve.model_name), "NAME",
+     "what clients call the model"},
+    {"--queue", NULL, CMD_SERVE, K_INT, AT(serve.max_queue), "N", "waiting videos (32)"},
+    {"--max-connections", NULL, CMD_SERVE, K_INT, AT(serve.max_connections), "N", "at once (256)"},
+    {"--max-streams", NULL, CMD_SERVE, K_INT, AT(serve.max_streams), "N",
+     "event streams at once (64)"},
+    {"--max-body", NULL, CMD_SERVE, K_BYTES, AT(serve.max_body), "SIZE",
+     "of one request with its uploads (512M)"},
+    {"--max-seconds", NULL, CMD_SERVE, K_REAL, AT(serve.max_seconds), "X", "longest video (30)"},
+    {"--max-pixels", NULL, CMD_SERVE, K_INT, AT(serve.max_pixels), "N", "largest canvas (2097152)"},
+    {"--max-steps", NULL, CMD_SERVE, K_INT, AT(serve.max_steps), "N", "of a video (200)"},
+    {"--keep-jobs", NULL, CMD_SERVE, K_INT, AT(serve.keep_jobs), "N",
+     "finished videos that are kept (1000), 0: all"},
+    {"--keep-days", NULL, CMD_SERVE, K_REAL, AT(serve.keep_days), "X",
+     "how long they are kept (30), 0: for ever"},
+    {"--keep-bytes", NULL, CMD_SERVE, K_BYTES, AT(serve.keep_bytes), "SIZE",
+     "of all finished videos (50G)"},
+    {"--sync-seconds", NULL, CMD_SERVE, K_INT, AT(serve.sync_seconds), "N",
+     "how long /v1/videos/sync waits (3600)"},
     {"--json", NULL, ~0u, K_FLAG, AT(is_json), NULL, "one JSON object per event or result"},
     {"--verbose", "-v", ~0u, K_FLAG, AT(is_verbose), NULL,
      "operation table, every tensor, every decision"},
@@ -177,6 +211,7 @@ static const struct {
     {"tokenize", CMD_TOKENIZE, 1, 1, "TEXT", "token ids and pieces of a text"},
     {"dump", CMD_DUMP, 1, 1, "PATH", "tensors as float32 safetensors under canonical names"},
     {"convert", CMD_CONVERT, 1, 1, "PATH", "a checkpoint in plain form, from any published one"},
+    {"serve", CMD_SERVE, 0, 0, "", "the video API over HTTP, and a page to use it"},
     {"bench", CMD_BENCH, 0, 0, "", "time operations and stages"},
     {"version", CMD_VERSION, 0, 0, "", "print the version"},
     {"help", CMD_HELP, 0, 1, "[COMMAND]", "this text"},
@@ -570,6 +605,7 @@ static void set_defaults(cli *c)
     c->rq = h3_request_default();
     c->bench.what = "all";
     c->bench.repeat = 3;
+    c->serve = srv_opts_default();
 }
 
 /* Pointers into *c itself are set last, when nothing moves any more. */
@@ -582,6 +618,10 @@ static void connect(cli *c)
     c->rq.last = c->last.path ? &c->last : NULL;
     c->engine.loras = c->engine.n_loras ? c->loras : NULL;
     if (c->output) c->rq.out_path = c->output;
+    c->serve.engine = c->engine;
+    c->serve.is_quiet = c->is_quiet;
+    c->serve.is_verbose = c->is_verbose;
+    if (c->rq.checkpoint_every > 0) c->serve.checkpoint_every = c->rq.checkpoint_every;
 }
 
 static int check_args(const cli *c)

@@ -8,6 +8,8 @@
 #include <h3av/h3av.h>
 #include <stdio.h>
 
+#include "server.h"
+
 enum { MAX_REFS = 64, MAX_LORAS = 16, MAX_ROWS = 16, MAX_SIGMAS = 1024 };
 
 /** Commands as bits: an option says where it is allowed. */
@@ -23,7 +25,8 @@ typedef enum command {
     CMD_DUMP = 1 << 7,
     CMD_HELP = 1 << 8,
     CMD_VERSION = 1 << 9,
-    CMD_CONVERT = 1 << 10
+    CMD_CONVERT = 1 << 10,
+    CMD_SERVE = 1 << 11
 } command;
 
 typedef struct cli {
@@ -31,6 +34,7 @@ typedef struct cli {
     h3_engine_opts engine;
     h3_request rq;
     h3_bench_opts bench;
+    srv_opts serve;
     h3_input first, last, refs[MAX_REFS];
     h3_lora_file loras[MAX_LORAS];
     int64_t rows[MAX_ROWS];

@@ -282,6 +282,8 @@ static int run(cli *c)
         return run_inspect(c);
     case CMD_TOKENIZE:
         return run_tokenize(c);
+    case CMD_SERVE:
+        return srv_run(&c->serve);
     case CMD_VERSION:
         printf("h3av %s\n", h3_version());
         return 0;
@@ -302,7 +304,11 @@ static int run(cli *c)
 int main(int argc, char **argv)
 {
     static cli c; // large
-    int status = args_parse(&c, argc, argv);
+    int status;
+
+    if (argc == 3 && strcmp(argv[1], "--serve-worker") == 0) // a process of h3av serve's own
+        return srv_worker_main(atoi(argv[2]));
+    status = args_parse(&c, argc, argv);
 
     if (status == 0) {
         catch_signals();

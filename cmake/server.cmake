@@ -1,0 +1,33 @@
+# h3av serve: HTTP, jobs, workers and the page. Linked into the program only: the library opens no
+# socket. The page's files and the API's description become read-only data (.incbin).
+pkg_check_modules(MHD REQUIRED IMPORTED_TARGET libmicrohttpd)
+pkg_check_modules(SQLITE REQUIRED IMPORTED_TARGET sqlite3)
+enable_language(ASM)
+
+set(server_assets html server/page/index.html css server/page/app.css js server/page/app.js
+                  svg server/page/icon.svg openapi docs/openapi.json)
+set(server_asm ".section .note.GNU-stack,\"\",%progbits\n.section .rodata\n")
+set(server_asset_paths)
+while(server_assets)
+    list(POP_FRONT server_assets name file)
+    set(path ${CMAKE_SOURCE_DIR}/${file})
+    string(APPEND server_asm ".globl srv_file_${name}\n.hidden srv_file_${name}\nsrv_file_${name}:\n"
+           ".incbin \"${path}\"\n.globl srv_file_${name}_end\n.hidden srv_file_${name}_end\n"
+           "srv_file_${name}_end:\n.byte 0\n")
+    list(APPEND server_asset_paths ${path})
+endwhile()
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/server_files.S CONTENT "${server_asm}" @ONLY)
+set_source_files_properties(${CMAKE_BINARY_DIR}/server_files.S PROPERTIES
+                            OBJECT_DEPENDS "${server_asset_paths}")
+
+add_library(h3_server OBJECT server/body.c server/child.c server/content.c server/events.c
+            server/fault.c server/http.c server/hub.c server/metrics.c server/multipart.c
+            server/object.c server/page.c server/params.c server/routes.c server/server.c
+            server/store.c server/util.c server/worker.c server/worker_main.c
+            ${CMAKE_BINARY_DIR}/server_files.S)
+target_include_directories(h3_server PUBLIC server include)
+target_link_libraries(h3_server PUBLIC PkgConfig::MHD PkgConfig::SQLITE PkgConfig::JANSSON
+                      Threads::Threads)
+if(TARGET h3av)
+    target_link_libraries(h3av PRIVATE h3_server)
+endif()
