@@ -30,19 +30,19 @@ demo: build
 	$(BUILD)/h3av generate -p "$(PROMPT)" -o demo.mp4
 	@echo "demo.mp4 is ready"
 
-check: deps-check check-release check-dev check-clang
+check: deps-check check-release check-dev check-clang check-web
 
 check-release: deps-check
 	cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	cmake --build $(BUILD) -j $(JOBS)
 	cmake --build $(BUILD) -j $(JOBS) --target h3av-golden
-	ctest --test-dir $(BUILD) --output-on-failure -j 2
+	OMP_WAIT_POLICY=passive ctest --test-dir $(BUILD) --output-on-failure -j 2
 
 check-dev: deps-check
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Debug -DH3_SANITIZE=ON >/dev/null
 	cmake --build build/dev -j $(JOBS)
 	cmake --build build/dev -j $(JOBS) --target h3av-golden
-	ctest --test-dir build/dev --output-on-failure -j 2
+	OMP_WAIT_POLICY=passive ctest --test-dir build/dev --output-on-failure -j 2
 
 check-clang: deps-check
 	cmake -S . -B build/clang -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang >/dev/null
