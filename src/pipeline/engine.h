@@ -5,12 +5,21 @@
 #include <h3av/h3av.h>
 
 #include "checkpoint.h"
+#include "fit.h"
 #include "lora.h"
 #include "model.h"
 #include "preset.h"
 #include "tokenizer.h"
 
 enum { H3_MAX_LORAS = 16 };
+
+/** Where weights wait for their turn. */
+typedef enum h3_offload {
+    H3_OFFLOAD_AUTO = 0, ///< resident while they fit, else streamed
+    H3_OFFLOAD_NONE,     ///< resident
+    H3_OFFLOAD_STREAM,   ///< two groups at a time
+    H3_OFFLOAD_DISK      ///< the same, straight from the files
+} h3_offload;
 
 struct h3_engine {
     h3_dev *dev;
@@ -21,6 +30,8 @@ struct h3_engine {
     h3_ckpt_opts ckpt;
     h3_tok *tok;
     bool has_timing;
+    size_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
+    h3_offload offload;
     char *lora[H3_MAX_LORAS];
     float lora_strength[H3_MAX_LORAS];
     int n_loras;

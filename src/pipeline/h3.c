@@ -75,6 +75,20 @@ static h3_status parse_dtype(uint8_t *out, const char *word)
     return h3_fail(H3_E_ARG, "dtype %s: expected f32 or bf16", word);
 }
 
+static h3_status parse_offload(h3_offload *out, const char *word)
+{
+    static const char *const words[] = {"auto", "none", "stream", "disk"};
+
+    *out = H3_OFFLOAD_AUTO;
+    if (!word) return H3_OK;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(word, words[i]) == 0) {
+            *out = (h3_offload)i;
+            return H3_OK;
+        }
+    return h3_fail(H3_E_ARG, "offload %s: expected auto, none, stream or disk", word);
+}
+
 /* Header checks of every part now: a wrong file should not show after an hour of sampling. */
 static h3_status check_part(const h3_engine *e, const char *path, h3_role role)
 {
@@ -136,6 +150,9 @@ h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
     const h3_dev_opts dev = {opts->n_threads, opts->math, &e->cancel};
     if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
     if ((st = parse_dtype(&e->act, opts->dtype)) != H3_OK) goto fail;
+    if ((st = parse_offload(&e->offload, opts->offload)) != H3_OK) goto fail;
+    e->ram_limit = opts->ram_limit;
+    e->vram_limit = opts->vram_limit;
     if ((st = h3_dev_open(&e->dev, opts->device ? opts->device : "cpu", &dev)) != H3_OK) goto fail;
     e->dev->is_timing = e->has_timing;
     if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
@@ -249,28 +266,63 @@ h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_
     return st;
 }
 
-h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
+/* Without a model only the arithmetic of the request is known. */
+static h3_status plan_request(const h3_request *rq, json_t **out)
 {
     h3_sources sources = {.n = 0};
     h3_plan *plan = NULL;
     h3_task task;
     h3_status st;
-    json_t *o;
 
-    *json = NULL;
     H3_TRY(h3_request_task(&task, rq));
     H3_TRY(h3_request_check(rq, task));
-    st = h3_sources_load(&sources, rq, task, e);
-    if (st == H3_OK) st = h3_request_plan(&plan, rq, task, &sources, e);
-    if (st == H3_OK) {
-        o = h3_plan_describe(plan, &sources, rq);
-        *json = json_dumps(o, JSON_INDENT(2));
-        json_decref(o);
-        if (!*json) st = h3_fail(H3_E_NOMEM, "no memory for the plan");
-    }
+    st = h3_sources_load(&sources, rq, task, NULL);
+    if (st == H3_OK) st = h3_request_plan(&plan, rq, task, &sources, NULL);
+    if (st == H3_OK) *out = h3_plan_describe(plan, &sources, rq);
     h3_plan_free(&plan);
     h3_sources_free(&sources);
     return st;
+}
+
+/* With one, the job goes as far as it can without computing. A plan that does not fit is a plan. */
+static h3_status plan_job(h3_engine *e, const h3_request *rq, json_t **out)
+{
+    h3_job *j = calloc(1, sizeof *j);
+    h3_result rs = {0};
+    h3_status st;
+
+    if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
+    j->e = e;
+    j->rq = rq;
+    j->rs = &rs;
+    st = h3_job_load(j);
+    if (st == H3_OK) st = h3_job_present(j);
+    if (st == H3_OK) st = h3_fit_plan(&j->fit, j);
+    if (st == H3_OK) {
+        *out = h3_plan_describe(j->plan, &j->sources, rq);
+        json_object_set_new(*out, "text_rows", json_integer(j->layout->n_text));
+        json_object_set_new(*out, "rows", json_integer(j->layout->n_rows));
+        json_object_set_new(*out, "memory", h3_fit_json(&j->fit));
+        h3_job_tell_fit(j);
+    }
+    h3_job_free(j);
+    free(j);
+    return st;
+}
+
+h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
+{
+    h3_request with_file = *rq;
+    json_t *o = NULL;
+    h3_status st;
+
+    *json = NULL;
+    if (!rq->out_path && !rq->frames_dir && !rq->wav_path) with_file.out_path = "h3av.mp4";
+    st = e ? plan_job(e, &with_file, &o) : plan_request(rq, &o);
+    if (st != H3_OK) return st;
+    *json = json_dumps(o, JSON_INDENT(2));
+    json_decref(o);
+    return *json ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the plan");
 }
 
 h3_status h3_counters_json(h3_engine *e, char **json)

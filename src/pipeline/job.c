@@ -161,12 +161,14 @@ h3_status h3_job_decode(h3_job *j)
     h3_status st;
 
     H3_TRY(h3_decode_clips_init(&clips, j->latents.t, H3_CLIP_RULE));
+    h3_job_turn(j, H3_FIT_SOUND);
     h3_job_phase(j, "sound", 0.75, 0.8);
     st = decode_sound(j, &pcm, &n);
     if (st == H3_OK) st = check_sound(j, pcm, n);
     if (st != H3_OK) goto done;
     h3_tap(j->e->dev, h3_tensor_2d(pcm, H3_F32, 2, n), "audio");
     h3_job_phase_end(j);
+    h3_job_turn(j, H3_FIT_DECODE);
     h3_job_phase(j, "decode", 0.8, 1.0);
     st = h3_output_open(&out, j->rq, width, height, clips.n_frames, n, meta,
                         list_meta(meta, j->latents.meta));
@@ -174,6 +176,7 @@ h3_status h3_job_decode(h3_job *j)
     st = h3_output_sound(&out, pcm, n);
     if (st == H3_OK && (j->rq->out_path || j->rq->frames_dir)) st = decode_picture(j, &out);
     if (st == H3_OK) h3_job_phase_end(j);
+    if (st == H3_OK) h3_job_turn(j, H3_FIT_MUX);
     if (st == H3_OK) h3_job_phase(j, "mux", 1.0, 1.0);
     if (st == H3_OK)
         st = h3_output_finish(&out);
@@ -292,15 +295,21 @@ h3_status h3_job_run(h3_job *j)
     H3_TRY(h3_job_load(j));
     H3_TRY(h3_output_check(j->rq, (int)j->plan->canvas.width, (int)j->plan->canvas.height,
                            j->plan->n_frames));
+    H3_TRY(h3_job_present(j));
+    H3_TRY(h3_job_plan_memory(j));
     h3_job_phase_end(j);
+    h3_job_turn(j, H3_FIT_TEXT);
     h3_job_phase(j, "text", 0.02, 0.06);
     H3_TRY(h3_job_text(j));
     h3_job_phase_end(j);
     if (j->plan->n_conditions > 0) {
+        h3_job_turn(j, H3_FIT_ENCODE);
         h3_job_phase(j, "encode", 0.06, 0.1);
         H3_TRY(h3_job_encode(j));
         h3_job_phase_end(j);
     }
+    h3_job_drop_media(j);
+    h3_job_turn(j, H3_FIT_SAMPLE);
     h3_job_phase(j, "sample", 0.1, 0.75);
     H3_TRY(h3_job_noise(j));
     H3_TRY(h3_job_sample(j));
@@ -311,6 +320,7 @@ h3_status h3_job_run(h3_job *j)
     j->rs->latent_hash = h3_fnv(j->rs->latent_hash, j->latents.audio,
                                 (size_t)(64 * j->latents.n_audio) * sizeof(float));
     H3_TRY(save_latents(j));
+    h3_job_drop_rows(j);
     if (j->rq->checkpoint_every > 0) unlink(j->checkpoint_path);
     st = h3_job_decode(j);
     if (st != H3_OK) return explain_latents(j, st);
@@ -323,18 +333,12 @@ h3_status h3_job_run(h3_job *j)
 
 void h3_job_free(h3_job *j)
 {
-    h3_sources_free(&j->sources);
-    for (int i = 0; i < H3_MAX_CONDITIONS; i++) {
-        h3_prepared_free(&j->prepared[i]);
-        free(j->condition[i]);
-        free(j->sound_rows[i]);
-    }
+    h3_job_drop_media(j);
+    h3_job_drop_rows(j);
+    h3_vision_free(&j->vision);
     h3_plan_free(&j->plan);
     h3_layout_free(&j->layout);
     h3_prompt_free(&j->prompt);
-    free(j->embeds.data);
-    free(j->video_rows);
-    free(j->audio_rows);
     h3_latents_free(&j->latents);
     free(j->latents_path);
     free(j->checkpoint_path);

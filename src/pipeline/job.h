@@ -6,6 +6,7 @@
 #define H3_PIPELINE_JOB_H
 
 #include "engine.h"
+#include "fit.h"
 #include "latents.h"
 #include "prepare.h"
 #include "request.h"
@@ -20,8 +21,10 @@ typedef struct h3_job {
     h3_sources sources;
     h3_plan *plan;
     h3_prepared prepared[H3_MAX_CONDITIONS];
+    h3_vision vision; ///< until the text phase ends
     h3_prompt prompt;
     h3_layout *layout;
+    h3_fit_table fit;                     ///< what each phase takes
     h3_tensor embeds;                     ///< [n_text, text_dim] host, f32 or bf16
     float *condition[H3_MAX_CONDITIONS];  ///< [24, t, h, w] normalised, before noising
     float *sound_rows[H3_MAX_CONDITIONS]; ///< [2 n_audio, 32]
@@ -48,10 +51,28 @@ void h3_job_free(h3_job *j);
  */
 
 h3_status h3_job_load(h3_job *j);
+/** What the conditioner and the layout see of the request: needs no weights. Run by h3_job_text
+ * when it was not run before. */
+h3_status h3_job_present(h3_job *j);
 h3_status h3_job_text(h3_job *j);
+/** The request as the encoder takes it; points into j. */
+h3_encoder_in h3_job_encoder_in(const h3_job *j);
 h3_status h3_job_encode(h3_job *j);
 h3_status h3_job_noise(h3_job *j);
 h3_status h3_job_sample(h3_job *j);
+
+/* ---- memory (job_memory.c) ---- */
+
+/** Plans the memory of all phases into j->fit, tells it, and refuses what does not fit. */
+H3_NODISCARD h3_status h3_job_plan_memory(h3_job *j);
+/** j->fit as events: a line a phase, and a warning when it does not fit. */
+void h3_job_tell_fit(h3_job *j);
+/** Before phase `next`: gives back what the one before it needed and sets its budget of weights. */
+void h3_job_turn(h3_job *j, h3_fit_name next);
+/** Pixels and samples of the inputs: gone after the encode phase. */
+void h3_job_drop_media(h3_job *j);
+/** Embeddings, rows and latents of conditions: gone after sampling. */
+void h3_job_drop_rows(h3_job *j);
 
 /* ---- reporting (job_events.c) ---- */
 

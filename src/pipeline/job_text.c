@@ -35,19 +35,27 @@ static h3_status check_markers(const h3_job *j, const h3_checkpoint *ck)
     return H3_OK;
 }
 
-static h3_status run_encoder(h3_job *j, const h3_vision *v)
+h3_encoder_in h3_job_encoder_in(const h3_job *j)
+{
+    const h3_prompt *p = &j->prompt;
+    const h3_vision *v = &j->vision;
+
+    return (h3_encoder_in){
+        .n_rows = p->n_rows,
+        .ids = p->ids,
+        .positions = p->position_ids,
+        .mm = p->mm_types,
+        .image = {p->n_images, (const int32_t *)p->image_grids, v->image_patches},
+        .video = {p->n_videos, (const int32_t *)p->video_grids, v->video_patches},
+    };
+}
+
+static h3_status run_encoder(h3_job *j)
 {
     h3_engine *e = j->e;
     const bool has_vision = j->prompt.n_images + j->prompt.n_videos > 0;
     const h3_encoder_opts opts = {.act = (h3_dtype)e->act, .has_vision = has_vision};
-    const h3_encoder_in in = {
-        .n_rows = j->prompt.n_rows,
-        .ids = j->prompt.ids,
-        .positions = j->prompt.position_ids,
-        .mm = j->prompt.mm_types,
-        .image = {j->prompt.n_images, (const int32_t *)j->prompt.image_grids, v->image_patches},
-        .video = {j->prompt.n_videos, (const int32_t *)j->prompt.video_grids, v->video_patches},
-    };
+    const h3_encoder_in in = h3_job_encoder_in(j);
     h3_checkpoint *ck = NULL;
     h3_encoder *enc = NULL;
     h3_tensor out = {0};
@@ -94,23 +102,29 @@ static h3_status lay_out(h3_job *j)
     return st;
 }
 
-h3_status h3_job_text(h3_job *j)
+h3_status h3_job_present(h3_job *j)
 {
     const char *text = j->rq->prompt ? j->rq->prompt : "";
-    h3_vision v;
-    h3_status st;
+    const h3_vision *v = &j->vision;
 
-    H3_TRY(h3_vision_create(&v, j->e->model.processor, j->plan, j->prepared));
+    H3_TRY(h3_vision_create(&j->vision, j->e->model.processor, j->plan, j->prepared));
     const h3_prompt_in in = {.task = prompt_task(j->task),
                              .text = text,
                              .n_bytes = strlen(text),
-                             .refs = v.refs,
-                             .n_refs = v.n_refs,
-                             .merge_size = v.image.merge,
-                             .temporal_patch = v.video.temporal_patch};
-    st = h3_prompt_build(&j->prompt, j->e->tok, &in);
-    if (st == H3_OK) st = lay_out(j);
-    if (st == H3_OK) st = run_encoder(j, &v);
-    h3_vision_free(&v);
+                             .refs = v->refs,
+                             .n_refs = v->n_refs,
+                             .merge_size = v->image.merge,
+                             .temporal_patch = v->video.temporal_patch};
+    H3_TRY(h3_prompt_build(&j->prompt, j->e->tok, &in));
+    return lay_out(j);
+}
+
+h3_status h3_job_text(h3_job *j)
+{
+    h3_status st = H3_OK;
+
+    if (!j->layout) st = h3_job_present(j);
+    if (st == H3_OK) st = run_encoder(j);
+    h3_vision_free(&j->vision); // the patches are not needed again
     return st;
 }
