@@ -38,27 +38,21 @@ static void put(stream *t, const char *event, json_t *data)
     free(json);
 }
 
-static void put_progress(stream *t, const srv_job *j, const json_t *video)
+/* Time runs on by itself: an event is due when something else has changed. */
+static void put_progress(stream *t, const json_t *video)
 {
-    static const char *const keys[] = {"id",
-                                       "status",
-                                       "progress",
-                                       "phase",
-                                       "step",
-                                       "steps_in_phase",
-                                       "step_seconds",
-                                       "eta_seconds",
-                                       "queue_position",
-                                       "cancel_requested"};
-    json_t *o = json_object();
+    static const char *const keys[] = {"id",           "status",         "progress",
+                                       "phase",        "step",           "steps_in_phase",
+                                       "step_seconds", "queue_position", "cancel_requested"};
+    json_t *o = json_object(), *eta = json_object_get(video, "eta_seconds");
     char *text;
 
-    (void)j;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (json_object_get(video, keys[i]))
             json_object_set(o, keys[i], json_object_get(video, keys[i]));
     text = json_dumps(o, JSON_COMPACT);
     if (text && (!t->last_progress || strcmp(text, t->last_progress) != 0)) {
+        if (eta) json_object_set(o, "eta_seconds", eta);
         put(t, "progress", json_incref(o));
         free(t->last_progress);
         t->last_progress = text;
@@ -91,7 +85,7 @@ static void look(stream *t)
         put(t, "done", json_incref(video));
         t->is_done = true;
     } else {
-        put_progress(t, &j, video);
+        put_progress(t, video);
         png = srv_hub_preview(&t->s->hub, t->id, t->preview_seen, &t->preview_seen);
         if (png)
             put(t, "preview",

@@ -514,20 +514,35 @@ void srv_checker_stop(srv *s)
     pthread_mutex_unlock(&s->check_lock);
 }
 
-/* Asks the checking process; NULL and a fault when it refuses, dies or takes too long. */
+/* Asks the checking process, started when there is none; takes `message` over. */
+static srv_read ask_once(srv *s, json_t *message, json_t **out)
+{
+    srv_read got = SRV_READ_END;
+
+    if (!s->checker) s->checker = srv_child_start();
+    if (!s->checker)
+        json_decref(message);
+    else if (srv_lines_send(s->checker->in.fd, message))
+        got = srv_lines_next(&s->checker->in, CHECK_SECONDS * 1000, out);
+    if (got != SRV_READ_LINE) srv_child_end(&s->checker);
+    return got;
+}
+
+/* NULL and a fault when the process refuses, dies or takes too long. One that died since the last
+ * time gets a successor; two deaths are the files' fault. */
 static json_t *ask_checker(srv *s, json_t *message, srv_fault *f)
 {
     json_t *o = NULL;
-    srv_read got = SRV_READ_END;
+    srv_read got;
 
     pthread_mutex_lock(&s->check_lock);
-    if (!s->checker) s->checker = srv_child_start();
-    if (s->checker && srv_lines_send(s->checker->in.fd, message))
-        got = srv_lines_next(&s->checker->in, CHECK_SECONDS * 1000, &o);
-    if (got != SRV_READ_LINE) srv_child_end(&s->checker);
+    const bool was_there = s->checker != NULL;
+    got = ask_once(s, json_incref(message), &o);
+    if (got == SRV_READ_END && was_there) got = ask_once(s, json_incref(message), &o);
     pthread_mutex_unlock(&s->check_lock);
+    json_decref(message);
     if (got == SRV_READ_LINE) return o;
-    srv_fault_set(f, 400, "invalid_file", NULL,
+    srv_fault_set(f, 400, "invalid_file", NULL, "%s",
                   got == SRV_READ_TIMEOUT ? "the uploaded files took too long to open"
                                           : "the uploaded files could not be opened");
     return NULL;

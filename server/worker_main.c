@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -420,7 +419,6 @@ int srv_worker_main(int fd)
     pthread_t listener;
 
     p.fd = p.in.fd = fd;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGINT, SIG_IGN); // the server decides: Ctrl-C reaches the whole group
     signal(SIGTERM, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
