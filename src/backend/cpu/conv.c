@@ -29,12 +29,11 @@ static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
 }
 
 /* `len` pixels of one output line for one tap: from[index[i]], or 0 where the index is -1. */
-INLINE void gather(const float *from, const int32_t *index, int64_t len, float *dst)
+INLINE void gather(const float *from, const int32_t *index, int64_t len, bool is_strided,
+                   float *dst)
 {
-    /* No table steps by more than one unless strided, so ends that far apart mean a contiguous run;
-     * the second entry excludes strided lines that a mirrored end makes look like one (2, 4, 4). */
-    if (index[0] >= 0 && index[len - 1] == index[0] + len - 1 &&
-        (len == 1 || index[1] == index[0] + 1)) {
+    /* An unstrided table never steps up by more than one, so ends that far apart mean a run. */
+    if (!is_strided && index[0] >= 0 && index[len - 1] == index[0] + len - 1) {
         from += index[0];
         if (len == NR) {
             v_store(dst, v_load(from));
@@ -67,7 +66,7 @@ static void pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc,
             else
                 gather((const float *)g->x.data + ci * g->x.st[0] + ti * g->x.st[1] +
                            hi * g->x.st[2],
-                       g->map[2] + tap % g->kw * W + w0, len, to);
+                       g->map[2] + tap % g->kw * W + w0, len, g->c->stride[2] != 1, to);
             if (++tap == g->taps) {
                 tap = 0;
                 ci++;
