@@ -70,7 +70,7 @@ static void add_headers(struct MHD_Response *a, const srv_job *j, const variant 
 static void add_run_headers(struct MHD_Response *a, const srv_job *j)
 {
     json_t *res = j->result ? json_loads(j->result, 0, NULL) : NULL;
-    char *stages = json_dumps(json_object_get(res, "stages"), JSON_COMPACT), text[40];
+    char *stages = json_dumps(json_object_get(res, "stages"), SRV_JSON), text[40];
 
     srv_add_header(a, "X-Request-Id", j->id);
     if (j->model) srv_add_header(a, "X-Model", j->model);

@@ -24,7 +24,7 @@ typedef struct stream {
 
 static void put(stream *t, const char *event, json_t *data)
 {
-    char *json = json_dumps(data, JSON_COMPACT), *grown;
+    char *json = json_dumps(data, SRV_JSON), *grown;
     const size_t n = json ? strlen(json) + strlen(event) + 24 : 0;
 
     json_decref(data);

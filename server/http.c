@@ -160,7 +160,7 @@ enum MHD_Result srv_answer(srv_req *r, unsigned status, struct MHD_Response *a)
 
 static struct MHD_Response *json_response(json_t *o)
 {
-    char *text = json_dumps(o, JSON_COMPACT);
+    char *text = json_dumps(o, SRV_JSON);
     struct MHD_Response *a;
 
     json_decref(o);

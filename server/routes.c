@@ -20,7 +20,7 @@ enum { CANCEL_WAIT = 5, DELETE_WAIT = 20, KEY_MAX = 255 };
 
 static enum MHD_Result answer_job(srv_req *r, unsigned status, const srv_job *j)
 {
-    char *text = json_dumps(srv_video_json(r->s, j), JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = json_dumps(srv_video_json(r->s, j), SRV_JSON);
     struct MHD_Response *a;
     char ms[16];
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #define SRV_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#define SRV_JSON               (JSON_COMPACT | JSON_REAL_PRECISION(12)) ///< how clients get JSON
 
 enum { SRV_ID_LEN = 52 }; ///< "video_" + 12 hex of time + 32 random hex + NUL, rounded up
 
