@@ -37,12 +37,13 @@ static void cpu_close(h3_dev *d)
     d->backend = NULL;
 }
 
-/* Mirrors product.c and attention.c: shared panels of at most 64 MB and 1024 rows, and for each thread
- * tiles, sums and (attention) a block of keys. Quantised weights add whole rows to that. */
+/* Mirrors product.c: shared panels of at most 64 MB and 1024 rows (none for convolutions: cols 0), and
+ * for each thread a tile, its sums and a piece of a panel. Quantised weights add whole rows to that. */
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
-    const size_t slab = (size_t)(rows < 1024 ? rows : 1024) * (size_t)cols * sizeof(float);
-    return (slab < 64u << 20 ? slab : 64u << 20) + (size_t)d->n_threads * (5u << 18);
+    const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
+    const size_t slab = lanes * (size_t)cols * sizeof(float);
+    return (slab < 64u << 20 ? slab : 64u << 20) + (size_t)d->n_threads * ((lanes + 320) * 896);
 }
 
 static int cores_allowed(void)
