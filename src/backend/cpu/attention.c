@@ -211,11 +211,9 @@ static void weigh(const job *j, const room *m, float *o, int64_t nk, bool first,
 
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t n = (j->D - i + n_groups - g - 1) / (n_groups - g);
-        if (j->is_pairs)
-            ISA(h3_cpu_bf16_cols)
-            ((int)n, (nk + 1) / 2, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
-        else
-            ISA(h3_cpu_tile_cols)((int)n, nk, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
+        if (j->is_pairs) ISA(h3_cpu_bf16_cols)
+        ((int)n, (nk + 1) / 2, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
+        else ISA(h3_cpu_tile_cols)((int)n, nk, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
         i += n;
     }
 }
