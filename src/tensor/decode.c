@@ -65,11 +65,21 @@ INLINE float half_value(uint16_t h)
 {
     uint32_t o = (uint32_t)(h & 0x7fff) << 13;
     const uint32_t e = o & 0x0f800000u;
-    o += 112u << 23;
-    o += e == 0x0f800000u ? 112u << 23 : 0;
-    const float sub = h3_f32_from_bits(o + (1u << 23)) - 0x1p-14f;
-    const float mag = e == 0 ? sub : h3_f32_from_bits(o);
-    return h3_f32_from_bits(h3_f32_bits(mag) | (uint32_t)(h & 0x8000) << 16);
+    const uint32_t is_sub = 0u - (uint32_t)(e == 0), is_inf = 0u - (uint32_t)(e == 0x0f800000u);
+    o += (112u << 23) + (is_inf & 112u << 23);
+    const uint32_t sub = h3_f32_bits(h3_f32_from_bits(o + (1u << 23)) - 0x1p-14f);
+    return h3_f32_from_bits((sub & is_sub) | (o & ~is_sub) | (uint32_t)(h & 0x8000) << 16);
+}
+
+/* e4m3 without a table, for loops: normal numbers are shifted into place, the rest is m * 2^-9. */
+INLINE float e4m3_value(uint8_t b)
+{
+    const uint32_t m = b & 0x7f;
+    const uint32_t is_sub = 0u - (uint32_t)(m < 8), is_nan = 0u - (uint32_t)(m == 0x7f);
+    const uint32_t sub = h3_f32_bits((float)(int32_t)m * 0x1p-9f),
+                   normal = (m << 20) + (120u << 23);
+    return h3_f32_from_bits((sub & is_sub) | (normal & ~is_sub) | (is_nan & 0x7fc00000u) |
+                            (uint32_t)(b & 0x80) << 24);
 }
 
 INLINE void f16_run(const uint8_t *s, int64_t n, float *restrict out)
@@ -395,25 +405,91 @@ INLINE void ggml_run(int type, const uint8_t *blocks, int64_t from, int64_t n, f
 
 /* ---- companions ---- */
 
+typedef float f32x4 __attribute__((vector_size(16)));
+
+INLINE f32x4 load4(const float *p)
+{
+    f32x4 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store4(float *p, f32x4 v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+/* (a, b, c, d) = H4 (a, b, c, d). Macros: arrays of vectors stay in memory with some compilers. */
+#define BUTTERFLY(a, b, c, d)                                       \
+    do {                                                            \
+        const f32x4 p_ = a + b, q_ = a - b, r_ = c + d, s_ = c - d; \
+        a = p_ + s_;                                                \
+        b = p_ - s_;                                                \
+        c = q_ + r_;                                                \
+        d = r_ - q_;                                                \
+    } while (0)
+
+#define TRANSPOSE(a, b, c, d)                                       \
+    do {                                                            \
+        const f32x4 p_ = __builtin_shufflevector(a, b, 0, 4, 1, 5); \
+        const f32x4 q_ = __builtin_shufflevector(a, b, 2, 6, 3, 7); \
+        const f32x4 r_ = __builtin_shufflevector(c, d, 0, 4, 1, 5); \
+        const f32x4 s_ = __builtin_shufflevector(c, d, 2, 6, 3, 7); \
+        a = __builtin_shufflevector(p_, r_, 0, 1, 4, 5);            \
+        b = __builtin_shufflevector(p_, r_, 2, 3, 6, 7);            \
+        c = __builtin_shufflevector(q_, s_, 0, 1, 4, 5);            \
+        d = __builtin_shufflevector(q_, s_, 2, 3, 6, 7);            \
+    } while (0)
+
+/* The two lowest base-4 digits: rows and columns of a 4 x 4 tile. `scale` is a power of two. */
+INLINE void rotate_tile(float *v, float scale)
+{
+    f32x4 a = load4(v), b = load4(v + 4), c = load4(v + 8), d = load4(v + 12);
+    BUTTERFLY(a, b, c, d);
+    TRANSPOSE(a, b, c, d);
+    BUTTERFLY(a, b, c, d);
+    TRANSPOSE(a, b, c, d);
+    store4(v, a * scale);
+    store4(v + 4, b * scale);
+    store4(v + 8, c * scale);
+    store4(v + 12, d * scale);
+}
+
+/* One higher digit: four runs of `step` values. */
+INLINE void rotate_runs(float *v, int32_t step)
+{
+    for (int32_t j = 0; j < step; j += 4) {
+        f32x4 a = load4(v + j), b = load4(v + j + step), c = load4(v + j + 2 * step),
+              d = load4(v + j + 3 * step);
+        BUTTERFLY(a, b, c, d);
+        store4(v + j, a);
+        store4(v + j + step, b);
+        store4(v + j + 2 * step, c);
+        store4(v + j + 3 * step, d);
+    }
+}
+
 /* y = y H_g / sqrt(g) on every run of g values: radix-4 butterflies over the base-4 digits. */
 INLINE void rotate_run(float *restrict y, int64_t n, int32_t g)
 {
     float scale = 1.0f;
+
     for (int32_t k = g; k > 1; k /= 4)
         scale *= 0.5f;
-    for (int64_t at = 0; at < n; at += g) {
-        float *v = y + at;
-        for (int32_t step = 1; step < g; step *= 4)
+    for (float *v = y; v < y + n; v += g) {
+        if (g == 4) {
+            const float a = v[0], b = v[1], c = v[2], d = v[3];
+            v[0] = ((a + b) + (c - d)) * scale;
+            v[1] = ((a + b) - (c - d)) * scale;
+            v[2] = ((a - b) + (c + d)) * scale;
+            v[3] = ((c + d) - (a - b)) * scale;
+            continue;
+        }
+        for (int32_t i = 0; i < g; i += 16)
+            rotate_tile(v + i, scale);
+        for (int32_t step = 16; step < g; step *= 4)
             for (int32_t i = 0; i < g; i += 4 * step)
-                for (int32_t j = i; j < i + step; j++) {
-                    const float a = v[j], b = v[j + step], c = v[j + 2 * step], d = v[j + 3 * step];
-                    v[j] = (a + b) + (c - d);
-                    v[j + step] = (a + b) - (c - d);
-                    v[j + 2 * step] = (a - b) + (c + d);
-                    v[j + 3 * step] = (b - a) + (c + d);
-                }
-        for (int32_t j = 0; j < g; j++)
-            v[j] *= scale;
+                rotate_runs(v + i, step);
     }
 }
 
@@ -433,7 +509,7 @@ INLINE void fp8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, floa
 {
     const float scale = row_scale(p, row);
     for (int64_t c = 0; c < p->cols; c++)
-        out[c] = h3_e4m3[s[c]] * scale;
+        out[c] = e4m3_value(s[c]) * scale;
 }
 
 INLINE void mxfp8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
@@ -442,7 +518,7 @@ INLINE void mxfp8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, fl
     for (int64_t k = 0; k < cols; k++) {
         const float scale = h3_e8m0(scale_byte(p, row, k, cols));
         for (int l = 0; l < 32; l++)
-            out[32 * k + l] = h3_e4m3[s[32 * k + l]] * scale;
+            out[32 * k + l] = e4m3_value(s[32 * k + l]) * scale;
     }
 }
 
@@ -459,13 +535,18 @@ INLINE void w4a8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, flo
 {
     const int64_t b = p->block, groups = p->cols / b;
     const float ch = load_f32(p->scale2, row);
+    float book[16];
+
+    for (int i = 0; i < 16; i++)
+        book[i] = p->aux ? load_f32(p->aux, i) : (float)(i - 8);
     for (int64_t k = 0; k < groups; k++) {
         const float rel = h3_e4m3[((const uint8_t *)p->scale)[row * groups + k]];
         const float add = p->corr ? load_f32(p->corr, k * p->full_rows + row) : 0.0f;
         float lut[16];
         for (int i = 0; i < 16; i++) {
-            float q = rintf((p->aux ? load_f32(p->aux, i) : (float)(i - 8)) * rel);
+            float q = book[i] * rel;
             q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
+            q = (q + 0x1.8p23f) - 0x1.8p23f; // to nearest, ties to even
             lut[i] = q * ch + add;
         }
         for (int64_t c = k * b; c < (k + 1) * b; c += 2) {
@@ -475,20 +556,41 @@ INLINE void w4a8_row(const h3_weight_part *p, const uint8_t *s, int64_t row, flo
     }
 }
 
+typedef uint8_t u8x8 __attribute__((vector_size(8)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef float f32x8 __attribute__((vector_size(32)));
+
+/* One block of 16: e2m1 codes are shifted into place as floats; 0 and 0.5 are the subnormal ones.
+ */
+INLINE void nvfp4_block(const uint8_t *s, int even, float scale, float global, float *out)
+{
+    u8x8 raw;
+    u32x8 c[2], m, is_sub;
+    f32x8 v[2];
+
+    memcpy(&raw, s, sizeof raw);
+    c[0] = __builtin_convertvector(raw, u32x8) >> even;
+    c[1] = __builtin_convertvector(raw, u32x8) >> (4 - even);
+    for (int k = 0; k < 2; k++) {
+        m = c[k] & 7;
+        is_sub = (u32x8)(m < 2);
+        v[k] = (f32x8)((m * 0x3f000000u & is_sub) | (((m << 22) + (126u << 23)) & ~is_sub) |
+                       (c[k] & 8) << 28);
+        v[k] = v[k] * scale * global; // the first product is exact
+    }
+    const f32x8 lo = __builtin_shufflevector(v[0], v[1], 0, 8, 1, 9, 2, 10, 3, 11);
+    const f32x8 hi = __builtin_shufflevector(v[0], v[1], 4, 12, 5, 13, 6, 14, 7, 15);
+    memcpy(out, &lo, sizeof lo);
+    memcpy(out + 8, &hi, sizeof hi);
+}
+
 INLINE void nvfp4_row(const h3_weight_part *p, const uint8_t *s, int64_t row, float *restrict out)
 {
     const int64_t cols = p->cols / 16;
-    const int even = p->nibble_high ? 4 : 0, odd = 4 - even;
-    for (int64_t k = 0; k < cols; k++) {
-        const float scale = h3_e4m3[scale_byte(p, row, k, cols)];
-        float lut[16];
-        for (int i = 0; i < 16; i++)
-            lut[i] = e2m1[i] * scale * p->global; // the first product is exact
-        for (int j = 0; j < 8; j++) {
-            out[16 * k + 2 * j] = lut[s[8 * k + j] >> even & 15];
-            out[16 * k + 2 * j + 1] = lut[s[8 * k + j] >> odd & 15];
-        }
-    }
+
+    for (int64_t k = 0; k < cols; k++)
+        nvfp4_block(s + 8 * k, p->nibble_high ? 4 : 0, h3_e4m3[scale_byte(p, row, k, cols)],
+                    p->global, out + 16 * k);
 }
 
 INLINE void rows_body(const h3_weight_part *p, int64_t row, int64_t n, float *restrict out)
@@ -596,7 +698,7 @@ INLINE void dtype_body(h3_dtype t, const uint8_t *s, int64_t n, float *restrict 
         return;
     case H3_F8_E4M3:
         for (int64_t i = 0; i < n; i++)
-            out[i] = h3_e4m3[s[i]];
+            out[i] = e4m3_value(s[i]);
         return;
     default:
         break;
