@@ -9,6 +9,9 @@
  *
  * The MLP runs over bands of rows: its [S, 2 F] product would otherwise be the largest tensor of
  * the whole forward, and rows do not see each other in it.
+ *
+ * Over ranks every line here sees the rows of one rank; they meet in h3_attention_self only. The
+ * refiner is the exception: its few rows are computed by every rank.
  */
 #include "dit.h"
 
@@ -29,7 +32,20 @@ typedef struct stack {
     h3_tensor cos, sin; ///< data NULL: no rotation
     const int32_t *cu;
     int n_documents;
+    h3_comm *ranks; ///< that share the rows; NULL: all rows are here
+    int64_t whole;  ///< rows over all ranks
 } stack;
+
+/* A product whose rows are some of `whole`; see h3_dev.whole_rows. */
+static h3_status product(h3_dev *d, int64_t whole, h3_tensor y, h3_tensor x, const h3_weight *w)
+{
+    h3_status st;
+
+    d->whole_rows = whole;
+    st = d->ops->gemm(d, y, x, w, H3_ACT_NONE);
+    d->whole_rows = 0;
+    return st;
+}
 
 /* h [S, C] = out_proj(attention(h)). */
 static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor h)
@@ -46,15 +62,15 @@ static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor h)
     H3_TRY(h3_scratch_check(d, "DiT attention"));
     const h3_qkv p = h3_attention_split(packed, g->n_heads, g->head_dim, b->qkv.interleaved);
     h3_tap(d, h, "%s.%d.attn_in", k->name, k->index);
-    H3_TRY(op->gemm(d, packed, h, &b->qkv, H3_ACT_NONE));
+    H3_TRY(product(d, k->whole, packed, h, &b->qkv));
     H3_TRY(op->head_norm_rope(d, p.q, b->q_norm, eps, false, k->cos, k->sin));
     H3_TRY(op->head_norm_rope(d, p.k, b->k_norm, eps, false, k->cos, k->sin));
     h3_tap(d, p.q, "%s.%d.q", k->name, k->index);
     h3_tap(d, p.k, "%s.%d.k", k->name, k->index);
     h3_tap(d, p.v, "%s.%d.v", k->name, k->index);
-    H3_TRY(h3_attention_self(d, o, &p, k->cu, k->n_documents));
+    H3_TRY(h3_attention_self(d, k->ranks, o, &p, k->cu, k->n_documents));
     h3_tap(d, h3_view_3d(o, S, g->n_heads, g->head_dim), "%s.%d.attn", k->name, k->index);
-    H3_TRY(op->gemm(d, h, o, &b->out, H3_ACT_NONE));
+    H3_TRY(product(d, k->whole, h, o, &b->out));
     h3_tap(d, h, "%s.%d.attn_out", k->name, k->index);
     h3_arena_release(&d->scratch, mark);
     return H3_OK;
@@ -77,9 +93,9 @@ static h3_status mlp(const stack *k, const h3_dit_block *b, h3_tensor h)
         const int64_t n = S - s < most ? S - s : most;
         const h3_tensor band = h3_slice(h, 0, s, n), uv = h3_slice(both, 0, 0, n);
         const h3_tensor a = h3_slice(act, 0, 0, n);
-        H3_TRY(op->gemm(d, uv, band, &b->fc1, H3_ACT_NONE));
+        H3_TRY(product(d, k->whole, uv, band, &b->fc1));
         H3_TRY(op->silu_mul(d, a, h3_slice(uv, 1, 0, F), h3_slice(uv, 1, F, F)));
-        H3_TRY(op->gemm(d, band, a, &b->fc2, H3_ACT_NONE));
+        H3_TRY(product(d, k->whole, band, a, &b->fc2));
     }
     h3_tap(d, h, "%s.%d.mlp_out", k->name, k->index);
     h3_arena_release(&d->scratch, mark);
@@ -135,8 +151,12 @@ static h3_status refiner_block_forward(const stack *k, const h3_dit_block *b, h3
 h3_status h3_dit_refine(h3_dev *d, const h3_dit *m, h3_tensor y, h3_tensor text, const int32_t *cu,
                         int n_documents)
 {
-    stack k = {
-        .d = d, .m = m, .name = "token_refiner.blocks", .cu = cu, .n_documents = n_documents};
+    stack k = {.d = d,
+               .m = m,
+               .name = "token_refiner.blocks",
+               .cu = cu,
+               .n_documents = n_documents,
+               .whole = text.ne[0]};
 
     H3_TRY(d->ops->gemm(d, y, text, &m->edge.condition_proj, H3_ACT_NONE));
     h3_tap(d, y, "condition_proj");
@@ -149,15 +169,16 @@ h3_status h3_dit_refine(h3_dev *d, const h3_dit *m, h3_tensor y, h3_tensor text,
     return H3_OK;
 }
 
-/* Rows of one medium into the sequence: projected in f32, rounded when scattered. */
-static h3_status place_rows(h3_dev *d, h3_tensor x, h3_tensor rows, const h3_weight *proj,
-                            h3_tensor idx, const char *name)
+/* Rows of one medium into the sequence: projected in f32, rounded when scattered. `rows` are all of
+ * the medium, `own` those that this rank has. */
+static h3_status place_rows(h3_dev *d, h3_tensor x, h3_tensor rows, const h3_dit_share *own,
+                            const h3_weight *proj, h3_tensor idx, const char *name)
 {
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor y = h3_scratch_2d(d, H3_F32, rows.ne[0], x.ne[1]);
+    h3_tensor y = h3_scratch_2d(d, H3_F32, own->n, x.ne[1]);
 
     H3_TRY(h3_scratch_check(d, name));
-    H3_TRY(d->ops->gemm(d, y, rows, proj, H3_ACT_NONE));
+    H3_TRY(product(d, rows.ne[0], y, h3_slice(rows, 0, own->first, own->n), proj));
     h3_tap(d, y, "%s", name);
     H3_TRY(d->ops->scatter_rows(d, x, y, idx));
     h3_arena_release(&d->scratch, mark);
@@ -167,24 +188,28 @@ static h3_status place_rows(h3_dev *d, h3_tensor x, h3_tensor rows, const h3_wei
 static h3_status pack(h3_dev *d, const h3_dit *m, const h3_dit_state *s, h3_tensor x,
                       h3_tensor video, h3_tensor audio)
 {
-    H3_TRY(d->ops->scatter_rows(d, x, s->text, s->text_idx));
-    H3_TRY(place_rows(d, x, video, &m->edge.video_proj, s->video_idx, "video_patch_proj"));
-    H3_TRY(place_rows(d, x, audio, &m->edge.audio_proj, s->audio_idx, "audio_patch_proj"));
+    H3_TRY(d->ops->scatter_rows(d, x, h3_slice(s->text, 0, s->own_text.first, s->own_text.n),
+                                s->text_idx));
+    H3_TRY(place_rows(d, x, video, &s->own_video, &m->edge.video_proj, s->video_idx,
+                      "video_patch_proj"));
+    H3_TRY(place_rows(d, x, audio, &s->own_audio, &m->edge.audio_proj, s->audio_idx,
+                      "audio_patch_proj"));
     h3_tap(d, x, "packed");
     return H3_OK;
 }
 
 /* Velocities of one medium: its rows of the modulated stream through an f32 head. */
-static h3_status head(h3_dev *d, h3_tensor v, h3_tensor h, const h3_weight *out, h3_tensor idx,
-                      const char *name)
+static h3_status head(h3_dev *d, h3_tensor v, h3_tensor h, const h3_dit_share *own,
+                      const h3_weight *out, h3_tensor idx, const char *name)
 {
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor rows = h3_scratch_2d(d, (h3_dtype)h.dtype, v.ne[0], h.ne[1]);
+    h3_tensor rows = h3_scratch_2d(d, (h3_dtype)h.dtype, own->n, h.ne[1]);
+    const h3_tensor mine = h3_slice(v, 0, own->first, own->n);
 
     H3_TRY(h3_scratch_check(d, name));
     H3_TRY(d->ops->gather_rows(d, rows, h, idx));
-    H3_TRY(d->ops->gemm(d, v, rows, out, H3_ACT_NONE));
-    h3_tap(d, v, "%s", name);
+    H3_TRY(product(d, v.ne[0], mine, rows, out));
+    h3_tap(d, mine, "%s", name);
     h3_arena_release(&d->scratch, mark);
     return H3_OK;
 }
@@ -195,8 +220,8 @@ static h3_status final_layer(h3_dev *d, const h3_dit *m, const h3_dit_state *s, 
     H3_TRY(d->ops->rms_norm_mod(d, x, x, m->edge.final_norm, m->final_norm_eps, s->final_mod,
                                 SHIFT_FINAL, SCALE_FINAL, h3_at(s->time_row, step)));
     h3_tap(d, x, "final_layer.modulated");
-    H3_TRY(head(d, v_video, x, &m->edge.video_out, s->video_idx, "out.video"));
-    return head(d, v_audio, x, &m->edge.audio_out, s->audio_idx, "out.audio");
+    H3_TRY(head(d, v_video, x, &s->own_video, &m->edge.video_out, s->video_idx, "out.video"));
+    return head(d, v_audio, x, &s->own_audio, &m->edge.audio_out, s->audio_idx, "out.audio");
 }
 
 static h3_status acquire(const h3_dit_state *s, int group)
@@ -218,10 +243,12 @@ static h3_status run(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t 
                .cos = s->cos,
                .sin = s->sin,
                .cu = s->cu,
-               .n_documents = s->n_documents};
+               .n_documents = s->n_documents,
+               .ranks = d->comm,
+               .whole = s->n_rows};
     const h3_tensor row = h3_at(s->mod_row, step);
     const int heads = (int)m->dims.n_layers + 1;
-    h3_tensor x = h3_scratch_2d(d, (h3_dtype)s->act, s->n_rows, m->dims.hidden);
+    h3_tensor x = h3_scratch_2d(d, (h3_dtype)s->act, s->own.n, m->dims.hidden);
     h3_status st;
 
     H3_TRY(h3_scratch_check(d, "packed sequence"));

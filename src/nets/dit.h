@@ -22,6 +22,7 @@
 #define H3_NETS_DIT_H
 
 #include "checkpoint.h"
+#include "comm.h"
 
 /** config.json of a transformer, in either spelling. Fields absent from the file are 0. */
 typedef struct h3_dit_config {
@@ -111,18 +112,26 @@ typedef struct h3_dit_request {
     const int32_t *mod_row; ///< [n_steps, S]: 3 * (index into timesteps) + modality
 } h3_dit_request;
 
-/** Device tensors of a prepared request. */
+/** What this rank has of some rows: [first, first + n). at [ranks + 1]: the first of each rank. */
+typedef struct h3_dit_share {
+    int64_t first, n;
+    int64_t *at; ///< NULL on a plan device and for the sequence itself
+} h3_dit_share;
+
+/** Device tensors of a prepared request. Counts are those of the request; over ranks (dev->comm)
+ * this one has the rows own of the sequence, and of each medium those that lie there. */
 typedef struct h3_dit_state {
     h3_dev *dev;
     h3_store *store; ///< NULL on a plan device
     uint8_t act;
     int64_t n_rows, n_video, n_audio, n_text, n_steps, n_timesteps;
-    h3_tensor text;                           ///< [n_text, C] act, refined
-    h3_tensor cos, sin;                       ///< [S, 3 * rope_freqs], f32 or bf16 as the stream
+    h3_dit_share own, own_video, own_audio, own_text;
+    h3_tensor text;                           ///< [n_text, C] act, refined: all of them
+    h3_tensor cos, sin;                       ///< [own, 3 * rope_freqs], f32 or bf16 as the stream
     h3_tensor mod;                            ///< [L, 3 U, 6, C] act
     h3_tensor final_mod;                      ///< [U, 2, C] act
-    h3_tensor video_idx, audio_idx, text_idx; ///< i32
-    h3_tensor mod_row, time_row;              ///< [n_steps, S] i32; time_row = mod_row / 3
+    h3_tensor video_idx, audio_idx, text_idx; ///< i32, own rows counted from own.first
+    h3_tensor mod_row, time_row;              ///< [n_steps, own] i32; time_row = mod_row / 3
     int32_t *cu;                              ///< [n_documents + 1] host
     int n_documents;
 } h3_dit_state;
@@ -130,7 +139,8 @@ typedef struct h3_dit_state {
 /**
  * Runs what only depends on the request. Uses the scratch arena (h3_dit_scratch_bytes is enough)
  * and device memory of its own, given back by h3_dit_release (accepts NULL, clears the pointer).
- * H3_E_ARG or H3_E_SHAPE when the request contradicts itself or the model; H3_E_CANCELLED.
+ * H3_E_ARG or H3_E_SHAPE when the request contradicts itself or the model; H3_E_CANCELLED. Over
+ * ranks: collective; H3_E_UNSUPPORTED when heads do not divide among them.
  */
 H3_NODISCARD h3_status h3_dit_prepare(h3_dit_state **out, const h3_dit *m, const h3_dit_request *r);
 void h3_dit_release(h3_dit_state **s);
@@ -140,6 +150,9 @@ void h3_dit_release(h3_dit_state **s);
  *
  *   video [Nv, 96], audio [Na, 32]   f32   rows, conditions and references first
  *   v_video, v_audio                 f32   velocities of all those rows, same shapes; dense
+ *
+ * Over ranks all have the same rows before the call, and each writes its own ones (s->own_video,
+ * s->own_audio) of the velocities.
  *
  * Enqueued on the device; H3_E_NOMEM when the scratch arena is too small, H3_E_CANCELLED between
  * blocks.

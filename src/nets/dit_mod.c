@@ -125,6 +125,37 @@ static h3_status modulate_block(h3_dev *d, const h3_dit *m, h3_dit_state *s, h3_
     return H3_OK;
 }
 
+/* Over ranks each reads the matrices of some blocks only: 26 GB of the release, once altogether. */
+static int owner_of(const h3_comm *c, int block)
+{
+    return block % h3_comm_size(c);
+}
+
+/* Every block of mod [L, 3 U, 6, C] from its owner to the others. */
+static h3_status share_blocks(h3_dev *d, h3_tensor mod)
+{
+    h3_comm *c = d->comm;
+    const int L = (int)mod.ne[0], P = h3_comm_size(c), me = h3_comm_rank(c);
+    const size_t bytes = (size_t)h3_numel(h3_at(mod, 0)) * h3_dtype_bytes((h3_dtype)mod.dtype);
+    h3_message *list;
+    int n_send = 0, n_recv = 0;
+    h3_status st;
+
+    if (P == 1) return H3_OK;
+    list = malloc((size_t)L * (size_t)P * 2 * sizeof *list);
+    if (!list) return h3_fail(H3_E_NOMEM, "no memory to share %d blocks of modulation", L);
+    h3_message *send = list, *recv = list + L * P;
+    for (int i = 0; i < L; i++) {
+        void *at = h3_at(mod, i).data;
+        if (owner_of(c, i) != me) recv[n_recv++] = (h3_message){owner_of(c, i), at, bytes};
+        for (int r = 0; owner_of(c, i) == me && r < P; r++)
+            if (r != me) send[n_send++] = (h3_message){r, at, bytes};
+    }
+    st = h3_comm_exchange(c, d, send, n_send, recv, n_recv);
+    free(list);
+    return st;
+}
+
 static h3_status modulate_all(h3_dev *d, const h3_dit *m, h3_dit_state *s, h3_store *store,
                               const float *timesteps)
 {
@@ -134,13 +165,14 @@ static h3_status modulate_all(h3_dev *d, const h3_dit *m, h3_dit_state *s, h3_st
 
     H3_TRY(h3_scratch_check(d, "modulation"));
     for (int group = 0; group <= (int)m->dims.n_layers; group++) {
+        if (group && owner_of(d->comm, group - 1) != h3_comm_rank(d->comm)) continue;
         if (store) H3_TRY(h3_store_acquire(store, group));
         st = group ? modulate_block(d, m, s, temb, group - 1)
                    : modulate_edge(d, m, s, temb, timesteps);
         if (store) h3_store_release(store, group);
         if (st != H3_OK) return st;
     }
-    return H3_OK;
+    return share_blocks(d, s->mod);
 }
 
 h3_status h3_dit_modulate(h3_dev *d, const h3_dit *m, h3_dit_state *s, const float *timesteps)

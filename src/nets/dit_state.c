@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "dit.h"
 #include "size.h"
 
@@ -95,6 +96,64 @@ static h3_status check_request(const h3_dit *m, const h3_dit_request *r)
     return check_times(r);
 }
 
+/* ---- shares of the ranks ---- */
+
+/* The part of an ascending list of rows that lies on each rank. */
+static h3_status share_list(h3_dit_share *out, const h3_comm *c, int64_t S, const int32_t *rows,
+                            int64_t n, const char *what)
+{
+    const int P = h3_comm_size(c), me = h3_comm_rank(c);
+
+    for (int64_t i = 1; P > 1 && i < n; i++)
+        if (rows[i] < rows[i - 1])
+            return h3_fail(H3_E_UNSUPPORTED,
+                           "%s rows are not in the order of the sequence (row %lld): such a "
+                           "request runs on one rank only",
+                           what, (long long)i);
+    out->at = calloc((size_t)P + 1, sizeof *out->at);
+    if (!out->at) return h3_fail(H3_E_NOMEM, "no memory for the shares of %d ranks", P);
+    for (int r = 1; r < P; r++) {
+        out->at[r] = out->at[r - 1];
+        while (out->at[r] < n && rows[out->at[r]] < h3_comm_first(c, S, r))
+            out->at[r]++;
+    }
+    out->at[P] = n;
+    out->first = out->at[me];
+    out->n = out->at[me + 1] - out->at[me];
+    return H3_OK;
+}
+
+static void share_sequence(h3_dit_state *s)
+{
+    const h3_comm *c = s->dev->comm;
+    const int me = h3_comm_rank(c);
+
+    s->own.first = h3_comm_first(c, s->n_rows, me);
+    s->own.n = h3_comm_first(c, s->n_rows, me + 1) - s->own.first;
+}
+
+static h3_status share_rows(h3_dit_state *s, const h3_dit_request *r)
+{
+    const h3_comm *c = s->dev->comm;
+    const int64_t S = s->n_rows;
+
+    H3_TRY(share_list(&s->own_video, c, S, r->video_indices, s->n_video, "video"));
+    H3_TRY(share_list(&s->own_audio, c, S, r->audio_indices, s->n_audio, "audio"));
+    return share_list(&s->own_text, c, S, r->text_indices, s->n_text, "text");
+}
+
+/* A dry run knows counts only: as much of each medium as a rank could have. */
+static void share_at_most(h3_dit_state *s)
+{
+    const struct {
+        h3_dit_share *own;
+        int64_t n;
+    } all[] = {{&s->own_video, s->n_video}, {&s->own_audio, s->n_audio}, {&s->own_text, s->n_text}};
+
+    for (int i = 0; i < 3; i++)
+        *all[i].own = (h3_dit_share){.n = all[i].n < s->own.n ? all[i].n : s->own.n};
+}
+
 /* ---- memory ---- */
 
 typedef struct slot {
@@ -109,7 +168,7 @@ enum { N_SLOTS = 10 };
 static void list_slots(slot out[N_SLOTS], h3_dit_state *s, const h3_dit *m)
 {
     const h3_dtype act = (h3_dtype)s->act;
-    const int64_t S = s->n_rows, C = m->dims.hidden, R = 3 * m->dims.rope_freqs;
+    const int64_t S = s->own.n, C = m->dims.hidden, R = 3 * m->dims.rope_freqs;
     const int64_t U = s->n_timesteps;
     const slot all[N_SLOTS] = {
         {&s->text, act, 2, {s->n_text, C}},
@@ -117,9 +176,9 @@ static void list_slots(slot out[N_SLOTS], h3_dit_state *s, const h3_dit *m)
         {&s->sin, act, 2, {S, R}},
         {&s->mod, act, 4, {m->dims.n_layers, 3 * U, 6, C}},
         {&s->final_mod, act, 3, {U, 2, C}},
-        {&s->video_idx, H3_I32, 1, {s->n_video}},
-        {&s->audio_idx, H3_I32, 1, {s->n_audio}},
-        {&s->text_idx, H3_I32, 1, {s->n_text}},
+        {&s->video_idx, H3_I32, 1, {s->own_video.n}},
+        {&s->audio_idx, H3_I32, 1, {s->own_audio.n}},
+        {&s->text_idx, H3_I32, 1, {s->own_text.n}},
         {&s->mod_row, H3_I32, 2, {s->n_steps, S}},
         {&s->time_row, H3_I32, 2, {s->n_steps, S}},
     };
@@ -149,22 +208,43 @@ static void take_counts(h3_dit_state *s, const h3_dit_request *r)
 
 /* ---- index lists ---- */
 
+/* Own rows of a medium, counted from our first row of the sequence. */
+static h3_status set_list(h3_dev *d, h3_tensor dst, const int32_t *rows, const h3_dit_share *own,
+                          int64_t first, int32_t *work)
+{
+    for (int64_t i = 0; i < own->n; i++)
+        work[i] = rows[own->first + i] - (int32_t)first;
+    H3_TRY(h3_dev_upload(d, dst, work));
+    return h3_dev_sync(d);
+}
+
+/* Columns [own] of mod_row [n_steps, S], and their timesteps. */
+static h3_status set_row_tables(h3_dev *d, h3_dit_state *s, const int32_t *mod_row, int32_t *work)
+{
+    const int64_t n = s->own.n;
+
+    for (int64_t i = 0; i < s->n_steps * n; i++)
+        work[i] = mod_row[i / n * s->n_rows + s->own.first + i % n];
+    H3_TRY(h3_dev_upload(d, s->mod_row, work));
+    H3_TRY(h3_dev_sync(d));
+    for (int64_t i = 0; i < s->n_steps * n; i++)
+        work[i] /= 3;
+    H3_TRY(h3_dev_upload(d, s->time_row, work));
+    return h3_dev_sync(d);
+}
+
 static h3_status set_indices(h3_dev *d, h3_dit_state *s, const h3_dit_request *r)
 {
-    const int64_t n = r->n_steps * r->n_rows;
-    int32_t *time_row = malloc((size_t)n * sizeof *time_row);
-    h3_status st = H3_OK;
+    const int64_t first = s->own.first;
+    int32_t *work = malloc((size_t)(r->n_steps * s->own.n + 1) * sizeof *work);
+    h3_status st;
 
-    if (!time_row) return h3_fail(H3_E_NOMEM, "no memory for row timesteps");
-    for (int64_t i = 0; i < n; i++)
-        time_row[i] = r->mod_row[i] / 3;
-    st = h3_dev_upload(d, s->time_row, time_row);
-    if (st == H3_OK) st = h3_dev_upload(d, s->mod_row, r->mod_row);
-    if (st == H3_OK) st = h3_dev_upload(d, s->video_idx, r->video_indices);
-    if (st == H3_OK) st = h3_dev_upload(d, s->audio_idx, r->audio_indices);
-    if (st == H3_OK) st = h3_dev_upload(d, s->text_idx, r->text_indices);
-    if (st == H3_OK) st = h3_dev_sync(d);
-    free(time_row);
+    if (!work) return h3_fail(H3_E_NOMEM, "no memory for row timesteps");
+    st = set_row_tables(d, s, r->mod_row, work);
+    if (st == H3_OK) st = set_list(d, s->video_idx, r->video_indices, &s->own_video, first, work);
+    if (st == H3_OK) st = set_list(d, s->audio_idx, r->audio_indices, &s->own_audio, first, work);
+    if (st == H3_OK) st = set_list(d, s->text_idx, r->text_indices, &s->own_text, first, work);
+    free(work);
     return st;
 }
 
@@ -222,9 +302,10 @@ static h3_status set_rotation(h3_dev *d, const h3_dit *m, h3_dit_state *s, const
     h3_status st;
 
     if (!d->is_plan) {
-        cosines = malloc(2 * n * sizeof *cosines);
+        cosines = malloc((2 * n + 1) * sizeof *cosines);
         if (!cosines) return h3_fail(H3_E_NOMEM, "no memory for rotary tables");
-        rotation(cosines, cosines + n, positions, s->n_rows, m->inv_freq, m->dims.rope_freqs);
+        rotation(cosines, cosines + n, positions + 3 * s->own.first, s->own.n, m->inv_freq,
+                 m->dims.rope_freqs);
     }
     st = set_table(d, s->cos, cosines, "rope.cos");
     if (st == H3_OK) st = set_table(d, s->sin, cosines ? cosines + n : NULL, "rope.sin");
@@ -284,6 +365,8 @@ static h3_status set_text(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_
 
 static h3_status prepare(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_dit_request *r)
 {
+    share_sequence(s);
+    H3_TRY(share_rows(s, r));
     H3_TRY(allocate(d, m, s));
     H3_TRY(set_documents(s, r));
     H3_TRY(set_indices(d, s, r));
@@ -298,6 +381,7 @@ h3_status h3_dit_prepare(h3_dit_state **out, const h3_dit *m, const h3_dit_reque
     h3_status st;
 
     *out = NULL;
+    H3_TRY(h3_attention_check(m->dev->comm, m->dims.n_heads));
     H3_TRY(check_request(m, r));
     s = calloc(1, sizeof *s);
     if (!s) return h3_fail(H3_E_NOMEM, "no memory for a request");
@@ -327,6 +411,9 @@ void h3_dit_release(h3_dit_state **ps)
     h3_dev_free(s->dev, &s->text_idx);
     h3_dev_free(s->dev, &s->mod_row);
     h3_dev_free(s->dev, &s->time_row);
+    free(s->own_video.at);
+    free(s->own_audio.at);
+    free(s->own_text.at);
     free(s->cu);
     free(s);
     *ps = NULL;
@@ -376,9 +463,13 @@ h3_status h3_dit_scratch_bytes(const h3_dit *m, const h3_dit_request *r, size_t 
 
     if (r->n_rows < 1 || r->n_rows > INT32_MAX / 4)
         return h3_fail(H3_E_ARG, "a sequence of %lld rows", (long long)r->n_rows);
+    if (m->dev) H3_TRY(h3_attention_check(m->dev->comm, m->dims.n_heads));
     H3_TRY(h3_dev_open(&plan, "plan", NULL));
+    plan->comm = m->dev ? m->dev->comm : NULL; // rows are shared out, nothing is sent
     take_counts(&s, r);
     s.dev = plan;
+    share_sequence(&s);
+    share_at_most(&s);
     st = pretend(m, &s, kept);
     if (st == H3_OK) st = dry_run(plan, m, &s, r);
     *scratch = plan->scratch.peak;

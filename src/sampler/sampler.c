@@ -19,7 +19,8 @@ typedef struct medium {
     const h3_schedule *schedule;
     h3_tensor rows, v; ///< [n, cols] f32
     h3_tensor moving, v_moving;
-    int is_bad; ///< set by check_finite
+    h3_tensor own, v_own; ///< of the moving rows those of this rank
+    int is_bad;           ///< set by check_finite
 } medium;
 
 typedef struct run_state {
@@ -86,6 +87,17 @@ static void close_medium(h3_dev *d, medium *x)
     h3_dev_free(d, &x->v);
 }
 
+/* Over ranks each moves its own rows only. */
+static void take_own(medium *x, const h3_dit_share *share)
+{
+    const int64_t n = x->rows.ne[0], n_pinned = n - x->moving.ne[0];
+    const int64_t from = share->first > n_pinned ? share->first : n_pinned;
+    const int64_t end = share->first + share->n;
+
+    x->own = h3_slice(x->rows, 0, from, end > from ? end - from : 0);
+    x->v_own = h3_slice(x->v, 0, from, end > from ? end - from : 0);
+}
+
 /* Rows, scratch, and everything the DiT can know before the first step. */
 static h3_status prepare(run_state *k)
 {
@@ -102,16 +114,33 @@ static h3_status prepare(run_state *k)
                        in->video_rows));
     H3_TRY(open_medium(k->d, &k->audio, l->n_audio, l->n_condition_audio, k->m->dims.audio_cols,
                        in->audio_rows));
-    return h3_dit_prepare(&k->dit, k->m, &r);
+    H3_TRY(h3_dit_prepare(&k->dit, k->m, &r));
+    take_own(&k->video, &k->dit->own_video);
+    take_own(&k->audio, &k->dit->own_audio);
+    return H3_OK;
 }
 
 static h3_status move(h3_dev *d, medium *x, int step)
 {
     const h3_euler e = h3_sigma_euler(x->schedule, step);
 
+    H3_TRY(d->ops->check_finite(d, x->v_own, &x->is_bad));
+    return d->ops->flow_step(d, x->own, x->v_own, e.back, e.ratio);
+}
+
+/* All rows and velocities to every rank: some megabytes, so that a step ends as if there were one
+ * rank (callbacks, checkpoints, the next forward). */
+static h3_status gather(h3_dev *d, medium *x, const h3_dit_share *share)
+{
+    h3_comm *c = d->comm;
+    const size_t row = (size_t)x->rows.ne[1] * sizeof(float);
+    size_t bytes[H3_COMM_MAX];
+
+    for (int r = 0; r < h3_comm_size(c); r++)
+        bytes[r] = (size_t)(share->at[r + 1] - share->at[r]) * row;
+    H3_TRY(h3_comm_all_gather(c, d, x->v.data, bytes));
+    H3_TRY(h3_comm_all_gather(c, d, x->rows.data, bytes));
     h3_tap(d, x->v_moving, "velocity_%s", x->name);
-    H3_TRY(d->ops->check_finite(d, x->v_moving, &x->is_bad));
-    H3_TRY(d->ops->flow_step(d, x->moving, x->v_moving, e.back, e.ratio));
     h3_tap(d, x->moving, "%s_rows", x->name);
     return H3_OK;
 }
@@ -133,7 +162,9 @@ static h3_status take_step(run_state *k, int step)
     H3_TRY(move(d, &k->audio, step));
     H3_TRY(h3_dev_sync(d)); // the flags are valid from here on
     H3_TRY(check_medium(&k->video, step));
-    return check_medium(&k->audio, step);
+    H3_TRY(check_medium(&k->audio, step));
+    H3_TRY(gather(d, &k->video, &k->dit->own_video));
+    return gather(d, &k->audio, &k->dit->own_audio);
 }
 
 /* Names taps of the step "step<i>." behind whatever prefix the device already has. */

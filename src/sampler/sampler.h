@@ -44,6 +44,9 @@ typedef struct h3_sampler_in {
  * [Nv - n_condition_video, cols] and [Na - n_condition_audio, cols] f32, to host memory of the
  * caller.
  *
+ * Over ranks (m->dev->comm) all call this with the same `in`, and all get all rows, after every
+ * step and at the end.
+ *
  * Grows the device's scratch arena as needed (it must be empty). With a tap set on the device the
  * network's own taps appear as "step<i>.<name>", and "step<i>.velocity_video", ".velocity_audio",
  * ".video_rows", ".audio_rows" (generated rows only) follow.

@@ -23,6 +23,12 @@ static bool __attribute__((unused)) lives_on(const h3_dev *d, h3_tensor t)
     return h3_is_null(t) || t.mem == d->mem;
 }
 
+/* A rank may own no rows of some medium; backends need not know. */
+static bool is_empty(h3_tensor t)
+{
+    return h3_numel(t) == 0;
+}
+
 static double begin(h3_dev *d, h3_op_id id, h3_op_cost c)
 {
     h3_op_stat *s = &d->stat[id];
@@ -49,6 +55,7 @@ static h3_status end(h3_dev *d, h3_op_id id, double t0, h3_status st)
     static h3_status counted_##name params                   \
     {                                                        \
         assert(lives_on(d, y) && lives_on(d, x));            \
+        if (is_empty(y) || is_empty(x)) return H3_OK;        \
         const double t0 = begin(d, H3_OP_##name, cost_expr); \
         return end(d, H3_OP_##name, t0, d->impl.name args);  \
     }
@@ -120,6 +127,7 @@ static h3_status counted_head_norm_rope(h3_dev *d, h3_tensor x, h3_tensor g, flo
                                         bool round_first, h3_tensor cos, h3_tensor sin)
 {
     assert(lives_on(d, x) && lives_on(d, cos) && lives_on(d, sin));
+    if (is_empty(x)) return H3_OK;
     const double t0 = begin(d, H3_OP_head_norm_rope, REST(head_norm_rope, x, x));
     return end(d, H3_OP_head_norm_rope, t0,
                d->impl.head_norm_rope(d, x, g, eps, round_first, cos, sin));
@@ -129,6 +137,7 @@ static h3_status counted_attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tenso
                                    float scale, const int32_t *cu, int n_segments, bool causal)
 {
     assert(lives_on(d, o) && lives_on(d, q) && lives_on(d, k) && lives_on(d, v));
+    if (is_empty(o)) return H3_OK;
     const double t0 =
         begin(d, H3_OP_attention, h3_cost_attention(o, q, k, v, cu, n_segments, causal));
     return end(d, H3_OP_attention, t0,
@@ -139,6 +148,7 @@ static h3_status counted_gate_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor
                                   h3_tensor row)
 {
     assert(lives_on(d, x) && lives_on(d, h) && lives_on(d, mod) && lives_on(d, row));
+    if (is_empty(x)) return H3_OK;
     const double t0 = begin(d, H3_OP_gate_add, REST(gate_add, x, h));
     return end(d, H3_OP_gate_add, t0, d->impl.gate_add(d, x, h, mod, i_gate, row));
 }
@@ -146,6 +156,7 @@ static h3_status counted_gate_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor
 static h3_status counted_scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g)
 {
     assert(lives_on(d, x) && lives_on(d, h) && lives_on(d, g));
+    if (is_empty(x)) return H3_OK;
     const double t0 = begin(d, H3_OP_scale_add, REST(scale_add, x, h));
     return end(d, H3_OP_scale_add, t0, d->impl.scale_add(d, x, h, g));
 }
@@ -153,6 +164,7 @@ static h3_status counted_scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tenso
 static h3_status counted_flow_step(h3_dev *d, h3_tensor x, h3_tensor v, float sigma, float ratio)
 {
     assert(lives_on(d, x) && lives_on(d, v));
+    if (is_empty(x)) return H3_OK;
     const double t0 = begin(d, H3_OP_flow_step, REST(flow_step, x, v));
     return end(d, H3_OP_flow_step, t0, d->impl.flow_step(d, x, v, sigma, ratio));
 }
@@ -160,6 +172,7 @@ static h3_status counted_flow_step(h3_dev *d, h3_tensor x, h3_tensor v, float si
 static h3_status counted_check_finite(h3_dev *d, h3_tensor x, int *bad)
 {
     assert(lives_on(d, x));
+    if (is_empty(x)) return H3_OK;
     const double t0 = begin(d, H3_OP_check_finite, REST(check_finite, x, x));
     return end(d, H3_OP_check_finite, t0, d->impl.check_finite(d, x, bad));
 }

@@ -22,6 +22,7 @@ typedef struct h3_op_stat {
 } h3_op_stat;
 
 typedef struct h3_backend h3_backend; ///< what a backend keeps for itself
+struct h3_comm;                       ///< ranks (comm.h)
 
 /** Sees intermediate tensors by name; the tensor is host memory, valid during the call. */
 typedef void (*h3_tap_fn)(void *user, const char *name, h3_tensor t);
@@ -46,6 +47,11 @@ struct h3_dev {
     char tap_prefix[64];
     const h3_cancel_flag *cancel;
     h3_backend *backend;
+    struct h3_comm *comm; ///< the ranks this device works with; NULL: none. Not owned
+    void *stream;         ///< cudaStream_t of a GPU: where exchanges are enqueued
+    /** Rows of a product over all ranks and bands, 0: those of x. A backend that picks its way by
+     *  the number of rows picks by this one, so that sums do not depend on how rows are split. */
+    int64_t whole_rows;
     /* Filled by the backend; NULL entries mean host memory and immediate execution. */
     h3_status (*alloc)(h3_dev *d, void **out, size_t bytes);
     void (*dealloc)(h3_dev *d, void *p);
@@ -56,7 +62,7 @@ struct h3_dev {
     void (*close)(h3_dev *d);
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
-    /** Host memory beside the arena for products of up to `rows` x `cols`. */
+    /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */
     size_t (*work_bytes)(const h3_dev *d, int64_t rows, int64_t cols);
 };
 

@@ -1,0 +1,376 @@
+/**
+ * What all fillings of comm.h share: the collective calls as lists of messages, the way of device
+ * memory through the host, and how ranks hear of each other's failures. comm_local.c and
+ * backend/mpi carry host memory, backend/nccl device memory.
+ */
+#include "comm.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ------------------------------------------------------------------------------------- opening */
+
+h3_status h3_comm_create(h3_comm **out, int rank, int size)
+{
+    h3_comm *c = calloc(1, sizeof *c);
+
+    *out = c;
+    if (c) {
+        c->rank = rank;
+        c->size = size;
+        c->n_local = size;
+        c->local_rank = rank;
+        c->has_note = calloc((size_t)size, sizeof *c->has_note);
+        c->note = calloc((size_t)size, sizeof *c->note);
+    }
+    if (c && c->has_note && c->note) return H3_OK;
+    h3_comm_close(out);
+    return h3_fail(H3_E_NOMEM, "no memory for %d ranks", size);
+}
+
+void h3_comm_close(h3_comm **cp)
+{
+    h3_comm *c = cp ? *cp : NULL;
+
+    if (!c) return;
+    if (c->link.close) c->link.close(c);
+    free(c->has_note);
+    free(c->note);
+    free(c);
+    *cp = NULL;
+}
+
+/* The first number of the environment that says how many ranks there are also names the launcher:
+ * Open MPI, MPICH and Intel MPI (Hydra), SLURM with PMI. SLURM_NTASKS alone also stands in the
+ * environment of a batch script, which is one process: srun sets a step as well. */
+static const struct {
+    const char *size, *rank, *also;
+} launchers[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL},
+                 {"PMI_SIZE", "PMI_RANK", NULL},
+                 {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_ID"}};
+
+void h3_comm_launched(int *rank, int *size)
+{
+    *rank = 0;
+    *size = 1;
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
+        const char *n = getenv(launchers[i].size), *r = getenv(launchers[i].rank);
+        if (!n || !r || (launchers[i].also && !getenv(launchers[i].also))) continue;
+        const int count = atoi(n), at = atoi(r);
+        if (count < 1 || at < 0 || at >= count) continue;
+        *rank = at;
+        *size = count;
+        return;
+    }
+}
+
+h3_status h3_comm_join(h3_comm **out)
+{
+    int rank, size;
+
+    *out = NULL;
+    h3_comm_launched(&rank, &size);
+    if (size == 1) return H3_OK;
+    if (size > H3_COMM_MAX)
+        return h3_fail(H3_E_ARG, "%d ranks: at most %d are supported", size, H3_COMM_MAX);
+#ifdef H3_HAVE_MPI
+    return h3_mpi_join(out, rank, size);
+#else
+    return h3_fail(H3_E_UNSUPPORTED,
+                   "a launcher started %d ranks, but this build has no MPI: install libopenmpi-dev "
+                   "and build again, or use --ranks %d without the launcher",
+                   size, size);
+#endif
+}
+
+h3_status h3_comm_attach(h3_comm *c, h3_dev *d)
+{
+    d->comm = c;
+#ifdef H3_HAVE_NCCL
+    if (c && c->size > 1 && d->mem == H3_DEVICE) return h3_nccl_attach(c, d);
+#endif
+    return H3_OK;
+}
+
+void h3_comm_detach(h3_comm *c, h3_dev *d)
+{
+    if (c && d && d->comm == c && c->link.detach) c->link.detach(c);
+    if (d) d->comm = NULL;
+}
+
+/* ------------------------------------------------------------------------------------- failures */
+
+static h3_status parted(void)
+{
+    return h3_fail(H3_E_INTERNAL, "the ranks parted after a failure; start the program again");
+}
+
+/* A failure that rank `peer` told of becomes ours. */
+static h3_status take_failure(const h3_comm *c, int peer)
+{
+    const h3_comm_note *n = &c->note[peer];
+    char text[sizeof n->text];
+
+    memcpy(text, n->text, sizeof text); // h3_fail may write where it came from
+    text[sizeof text - 1] = '\0';
+    if (n->origin == 0 || n->status == H3_E_CANCELLED)
+        return h3_fail((h3_status)n->status, "%s", text);
+    return h3_fail((h3_status)n->status, "rank %d: %s", n->origin, text);
+}
+
+static void listen_to(h3_comm *c, int peer)
+{
+    h3_comm_note *n = &c->note[peer];
+    int got;
+
+    if (peer == c->rank || c->has_note[peer]) return;
+    got = c->link.hear(c, peer, n);
+    if (got == 0) return;
+    c->has_note[peer] = true;
+    if (got > 0 && n->status >= H3_OK && n->status <= H3_E_INTERNAL) return;
+    *n = (h3_comm_note){.status = H3_E_INTERNAL, .origin = peer};
+    snprintf(n->text, sizeof n->text, "ended unexpectedly");
+}
+
+h3_status h3_comm_heard(h3_comm *c)
+{
+    for (int r = 0; r < c->size; r++) {
+        listen_to(c, r);
+        if (c->has_note[r] && c->note[r].status != H3_OK) return take_failure(c, r);
+    }
+    if (h3_is_cancelled(c->cancel)) return h3_fail(H3_E_CANCELLED, "stopped on request");
+    return H3_OK;
+}
+
+/* Who failed here: this rank, or one whose failure it took over while waiting. */
+static int origin_of(const h3_comm *c, h3_status mine)
+{
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && c->has_note[r] && c->note[r].status == (int32_t)mine && c->is_broken)
+            return c->note[r].origin;
+    return c->rank;
+}
+
+/* The sentence without the "rank N: " that take_failure may have put before it. */
+static const char *bare_text(int origin)
+{
+    char prefix[24];
+    const char *text = h3_error();
+    const int n = snprintf(prefix, sizeof prefix, "rank %d: ", origin);
+
+    return strncmp(text, prefix, (size_t)n) == 0 ? text + n : text;
+}
+
+static void tell_all(h3_comm *c, h3_status mine)
+{
+    h3_comm_note *n = &c->note[c->rank];
+
+    memset(n, 0, sizeof *n);
+    n->epoch = c->epoch;
+    n->status = (int32_t)mine;
+    if (mine != H3_OK) {
+        n->origin = origin_of(c, mine);
+        snprintf(n->text, sizeof n->text, "%s", bare_text(n->origin));
+    }
+    c->has_note[c->rank] = true;
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank) c->link.say(c, r, n);
+}
+
+static int n_missing(const h3_comm *c)
+{
+    int n = 0;
+
+    for (int r = 0; r < c->size; r++)
+        n += !c->has_note[r];
+    return n;
+}
+
+h3_status h3_comm_agree(h3_comm *c, h3_status mine)
+{
+    h3_status st = mine;
+    int first = -1;
+
+    if (!c || c->size == 1) return mine;
+    if (c->is_over) return mine != H3_OK ? mine : parted();
+    tell_all(c, mine);
+    for (int ms = 0; n_missing(c); ms = ms < 10 ? ms + 1 : 10) {
+        for (int r = 0; r < c->size; r++)
+            listen_to(c, r);
+        if (n_missing(c)) c->link.nap(c, ms);
+    }
+    for (int r = c->size - 1; r >= 0; r--)
+        if (c->note[r].status != H3_OK) first = r;
+    c->is_over = first >= 0;
+    if (first >= 0 && first != c->rank) st = take_failure(c, first);
+    memset(c->has_note, 0, (size_t)c->size * sizeof *c->has_note);
+    c->epoch++;
+    return st;
+}
+
+/* ----------------------------------------------------------------------------------- exchanging */
+
+static uint64_t total(const h3_message *m, int n)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < n; i++)
+        sum += m[i].bytes;
+    return sum;
+}
+
+static h3_status on_host(h3_comm *c, const h3_message *send, int n_send, const h3_message *recv,
+                         int n_recv)
+{
+    const double t0 = now();
+    h3_status st = h3_comm_heard(c);
+
+    if (st == H3_OK) st = c->link.exchange(c, send, n_send, recv, n_recv);
+    c->seconds += now() - t0;
+    if (st != H3_OK) c->is_broken = true;
+    return st;
+}
+
+static h3_tensor device_bytes(const h3_message *m)
+{
+    h3_tensor t = h3_tensor_1d(m->data, H3_U8, (int64_t)m->bytes);
+    t.mem = H3_DEVICE;
+    return t;
+}
+
+/* Host copies of messages in device memory, one block. */
+static h3_status stage(h3_message **out, const h3_message *m, int n)
+{
+    const size_t head = (size_t)n * sizeof **out;
+    h3_message *copy = malloc(head + total(m, n) + 1);
+    unsigned char *at = (unsigned char *)copy + head;
+
+    *out = copy;
+    if (!copy)
+        return h3_fail(H3_E_NOMEM, "no memory to pass %llu bytes between ranks",
+                       (unsigned long long)total(m, n));
+    for (int i = 0; i < n; i++, at += m[i - 1].bytes)
+        copy[i] = (h3_message){m[i].peer, at, m[i].bytes};
+    return H3_OK;
+}
+
+static h3_status by_way_of_host(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                                const h3_message *recv, int n_recv)
+{
+    h3_message *out = NULL, *in = NULL;
+    h3_status st = stage(&out, send, n_send);
+
+    if (st == H3_OK) st = stage(&in, recv, n_recv);
+    for (int i = 0; st == H3_OK && i < n_send; i++)
+        st = h3_dev_download(d, out[i].data, device_bytes(&send[i]));
+    if (st == H3_OK) st = on_host(c, out, n_send, in, n_recv);
+    for (int i = 0; st == H3_OK && i < n_recv; i++)
+        st = h3_dev_upload(d, device_bytes(&recv[i]), in[i].data);
+    if (st == H3_OK) st = h3_dev_sync(d);
+    free(out);
+    free(in);
+    return st;
+}
+
+h3_status h3_comm_exchange(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                           const h3_message *recv, int n_recv)
+{
+    if (!c || c->size == 1 || (d && d->is_plan)) return H3_OK;
+    if (c->is_broken || c->is_over) return parted();
+    c->n_exchanges++;
+    c->sent_bytes += total(send, n_send);
+    if (!d || d->mem == H3_HOST) return on_host(c, send, n_send, recv, n_recv);
+    if (c->link.exchange_on) return c->link.exchange_on(c, d, send, n_send, recv, n_recv);
+    return by_way_of_host(c, d, send, n_send, recv, n_recv);
+}
+
+/* Messages of at least a byte, to others; both sides leave out the same ones. */
+static void add(h3_message *list, int *n, const h3_comm *c, int peer, void *data, size_t bytes)
+{
+    if (peer != c->rank && bytes > 0) list[(*n)++] = (h3_message){peer, data, bytes};
+}
+
+h3_status h3_comm_all_gather(h3_comm *c, h3_dev *d, void *data, const size_t *bytes)
+{
+    h3_message send[H3_COMM_MAX], recv[H3_COMM_MAX];
+    unsigned char *at = data, *mine = data;
+    int n_send = 0, n_recv = 0;
+
+    if (!c || c->size == 1) return H3_OK;
+    for (int r = 0; r < c->rank; r++)
+        mine += bytes[r];
+    for (int r = 0; r < c->size; at += bytes[r++]) {
+        add(send, &n_send, c, r, mine, bytes[c->rank]);
+        add(recv, &n_recv, c, r, at, bytes[r]);
+    }
+    return h3_comm_exchange(c, d, send, n_send, recv, n_recv);
+}
+
+h3_status h3_comm_all_to_all(h3_comm *c, h3_dev *d, const h3_message *recv, const h3_message *send)
+{
+    h3_message out[H3_COMM_MAX], in[H3_COMM_MAX];
+    int n_out = 0, n_in = 0;
+
+    if (!c || c->size == 1) return H3_OK;
+    /* Starting with the neighbour, so that not all ranks begin with the same one. */
+    for (int i = 1; i < c->size; i++) {
+        const int to = (c->rank + i) % c->size, from = (c->rank + c->size - i) % c->size;
+        add(out, &n_out, c, to, send[to].data, send[to].bytes);
+        add(in, &n_in, c, from, recv[from].data, recv[from].bytes);
+    }
+    return h3_comm_exchange(c, d, out, n_out, in, n_in);
+}
+
+h3_status h3_comm_broadcast(h3_comm *c, h3_dev *d, void *data, size_t bytes, int root)
+{
+    h3_message list[H3_COMM_MAX];
+    int n = 0;
+
+    if (!c || c->size == 1) return H3_OK;
+    assert(root >= 0 && root < c->size);
+    if (c->rank != root) {
+        add(list, &n, c, root, data, bytes);
+        return h3_comm_exchange(c, d, NULL, 0, list, n);
+    }
+    for (int r = 0; r < c->size; r++)
+        add(list, &n, c, r, data, bytes);
+    return h3_comm_exchange(c, d, list, n, NULL, 0);
+}
+
+h3_status h3_comm_barrier(h3_comm *c)
+{
+    unsigned char seen[H3_COMM_MAX] = {0};
+    size_t bytes[H3_COMM_MAX];
+
+    for (int r = 0; r < h3_comm_size(c); r++)
+        bytes[r] = 1;
+    return h3_comm_all_gather(c, NULL, seen, bytes);
+}
+
+h3_status h3_comm_same(h3_comm *c, uint64_t value, const char *what)
+{
+    uint64_t all[H3_COMM_MAX] = {0};
+    size_t bytes[H3_COMM_MAX];
+
+    if (!c || c->size == 1) return H3_OK;
+    for (int r = 0; r < c->size; r++)
+        bytes[r] = sizeof *all;
+    all[c->rank] = value;
+    H3_TRY(h3_comm_all_gather(c, NULL, all, bytes));
+    for (int r = 1; r < c->size; r++)
+        if (all[r] != all[0])
+            return h3_fail(H3_E_ARG,
+                           "%s is not the same on rank 0 and rank %d: all ranks need the same "
+                           "arguments and files",
+                           what, r);
+    return H3_OK;
+}
