@@ -56,7 +56,8 @@ const h3_video_vae_geometry *h3_video_vae_sizes(const h3_video_vae *v);
 
 /**
  * Takes `frames` = frames [first, first + n) of the video, host memory, valid during the call: u8
- * [n, H, W, 3] RGB, or f32 [3, n, H, W] as the network left them (ImageNet-normalised). An error
+ * [n, H, W, 3] RGB, or f32 [3, n, H, W] as the network left them (ImageNet-normalised; a colour's
+ * frames lie together, the three may lie apart). An error
  * stops the decoding and is returned by it.
  */
 typedef h3_status (*h3_frames_fn)(void *user, int64_t first, h3_tensor frames);
@@ -92,6 +93,11 @@ H3_NODISCARD h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor
 H3_NODISCARD h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *v, int64_t t,
                                                  int64_t h, int64_t w,
                                                  const h3_video_decode_opts *opts, size_t *bytes);
+
+/** The largest power of two of tiles_in_flight, up to 64, whose scratch stays within `budget`
+ * bytes; 1 when even one tile does not. Other settings are those of `opts`. */
+int h3_video_vae_tiles_that_fit(const h3_dev *d, h3_video_vae *v, int64_t t, int64_t h, int64_t w,
+                                const h3_video_decode_opts *opts, size_t budget);
 
 typedef struct h3_video_encode_opts {
     int64_t tile, overlap; ///< pixels; 0: the checkpoint's

@@ -349,10 +349,42 @@ static h3_status emit_clip(decode_run *r, int64_t clip)
     return emit(r, first + c->own, rest - c->own);
 }
 
+/* Numbers are looked at before frames leave. `bad` is what check_finite left so far. */
+static h3_status check_numbers(decode_run *r, int64_t job, const int *bad)
+{
+    const int64_t per_clip = r->y.n * r->x.n;
+
+    H3_TRY(h3_dev_sync(r->d));
+    if (!*bad) return H3_OK;
+    return h3_fail(
+        H3_E_NUMERIC,
+        "video VAE: NaN or infinity in tile %lld of clip %lld; the latents or the weights "
+        "are not numbers, or %s overflows",
+        (long long)(job % per_clip), (long long)(job / per_clip), h3_dtype_name(r->o.act));
+}
+
+/* Jobs [job, job + n): through the network, then one after another into their clips. */
+static h3_status run_batch(decode_run *r, h3_tensor *pixels, int64_t job, int n, int *bad)
+{
+    const int64_t per_clip = r->y.n * r->x.n;
+
+    H3_TRY(tiles_forward(r, pixels, job, n));
+    for (int k = 0; k < n; k++) {
+        const int64_t clip = (job + k) / per_clip, tile = (job + k) % per_clip;
+        if (job + k == 0) h3_tap(r->d, pixels[k], "pixels");
+        H3_TRY(r->d->ops->check_finite(r->d, pixels[k], bad));
+        H3_TRY(finish_tile(r, pixels[k], clip, tile / r->x.n, tile % r->x.n));
+        if (tile + 1 < per_clip) continue;
+        H3_TRY(check_numbers(r, job, bad));
+        H3_TRY(emit_clip(r, clip));
+    }
+    return check_numbers(r, job, bad);
+}
+
 static h3_status run_jobs(decode_run *r)
 {
     h3_dev *d = r->d;
-    const int64_t per_clip = r->y.n * r->x.n, total = r->clips.n_clips * per_clip;
+    const int64_t total = r->clips.n_clips * r->y.n * r->x.n;
     const size_t mark = h3_arena_mark(&d->scratch);
     h3_tensor *pixels = calloc((size_t)r->batch, sizeof *pixels);
     h3_status st = pixels ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for a batch of tiles");
@@ -363,21 +395,7 @@ static h3_status run_jobs(decode_run *r)
     if (st == H3_OK) st = h3_scratch_check(d, "video VAE tile pixels");
     for (int64_t job = 0; st == H3_OK && job < total; job += r->batch) {
         const int n = (int)(total - job < r->batch ? total - job : r->batch);
-        if ((st = tiles_forward(r, pixels, job, n)) != H3_OK) break;
-        for (int k = 0; k < n && st == H3_OK; k++) {
-            const int64_t clip = (job + k) / per_clip, tile = (job + k) % per_clip;
-            if (job + k == 0) h3_tap(d, pixels[k], "pixels");
-            st = d->ops->check_finite(d, pixels[k], &bad);
-            if (st == H3_OK) st = finish_tile(r, pixels[k], clip, tile / r->x.n, tile % r->x.n);
-            if (st == H3_OK && tile + 1 == per_clip) st = emit_clip(r, clip);
-        }
-        if (st == H3_OK) st = h3_dev_sync(d);
-        if (st == H3_OK && bad)
-            st = h3_fail(H3_E_NUMERIC,
-                         "video VAE: NaN or infinity in tile %lld of clip %lld; the latents or the "
-                         "weights are not numbers, or %s overflows",
-                         (long long)(job % per_clip), (long long)(job / per_clip),
-                         h3_dtype_name(r->o.act));
+        st = run_batch(r, pixels, job, n, &bad);
         if (st == H3_OK && r->o.progress) r->o.progress(r->o.progress_user, job + n, total);
     }
     free(pixels);
@@ -592,6 +610,23 @@ h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *v, int64_t t,
     *bytes = plan->scratch.peak;
     h3_dev_close(&plan);
     return st;
+}
+
+int h3_video_vae_tiles_that_fit(const h3_dev *d, h3_video_vae *v, int64_t t, int64_t h, int64_t w,
+                                const h3_video_decode_opts *opts, size_t budget)
+{
+    h3_video_decode_opts o = opts ? *opts : (h3_video_decode_opts){.act = H3_F32};
+    size_t bytes, before = 0;
+    int best = 1;
+
+    for (int n = 1; n <= 64; n *= 2) {
+        o.tiles_in_flight = n;
+        if (h3_video_vae_decode_bytes(d, v, t, h, w, &o, &bytes) != H3_OK || bytes > budget) break;
+        if (bytes == before) break; // there are no more tiles
+        before = bytes;
+        best = n;
+    }
+    return best;
 }
 
 int64_t h3_video_vae_frames(const h3_video_vae *v, int64_t latent_frames)

@@ -323,6 +323,7 @@ static void latents_that_are_not_numbers(void **state)
     z[5] = NAN;
     assert_int_equal(decode(&e, z, (h3_video_decode_opts){.act = H3_F32}, &v), H3_E_NUMERIC);
     assert_non_null(strstr(h3_error(), "clip 0"));
+    assert_int_equal(v.seen, 0); // nothing of it left
     video_free(&v);
     free(z);
     close_env(&e);
@@ -342,6 +343,9 @@ static void memory_is_as_planned(void **state)
     assert_int_equal(decode(&e, z, o, &v), H3_OK);
     /* Red zones of a sanitizer build make the real arena a little fuller. */
     assert_true(e.d->scratch.peak >= bytes && e.d->scratch.peak < bytes + bytes / 4);
+    assert_int_equal(h3_video_vae_tiles_that_fit(e.d, e.v, DT, DH, DW, &o, bytes), 2);
+    assert_int_equal(h3_video_vae_tiles_that_fit(e.d, e.v, DT, DH, DW, &o, 0), 1);
+    assert_int_equal(h3_video_vae_tiles_that_fit(e.d, e.v, DT, DH, DW, &o, (size_t)1 << 40), 8);
     /* A longer video needs no more memory than a short one, but for its latents. */
     assert_int_equal(h3_video_vae_decode_bytes(e.d, e.v, 12, 48, 84, NULL, &one), H3_OK);
     assert_int_equal(h3_video_vae_decode_bytes(e.d, e.v, 107, 48, 84, NULL, &seven), H3_OK);
