@@ -17,7 +17,7 @@ import pytest
 
 PROGRAM = os.environ["H3AV"]
 LONG = os.environ.get("H3_LONG") == "1"
-TINY = {"size": "32x32", "num_frames": 22, "num_inference_steps": 2}  # some tenths of a second
+TINY = {"size": "32x32", "num_frames": 22, "steps": 2}  # some tenths of a second
 
 
 def png(width=64, height=64, seed=0):

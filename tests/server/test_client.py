@@ -137,7 +137,7 @@ def test_list_walks_all_pages(start, n):
     s = start("--queue", "200")
     c = openai.OpenAI(base_url=s.url + "/v1", api_key="unused")
     if n:  # keeps the device busy, so that the rest stays queued and costs nothing
-        s.create(size="256x256", num_frames=124, num_inference_steps=200)
+        s.create(size="256x256", num_frames=124, steps=200)
     ids = [s.create(prompt=f"number {i}") for i in range(n - 1)]
     seen = [v.id for v in c.videos.list()]
     assert len(seen) == n == len(set(seen))
