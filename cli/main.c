@@ -175,6 +175,7 @@ static int run_generate(cli *c)
 
 static int run_plan(cli *c)
 {
+    progress p;
     h3_engine *e = NULL;
     char *json = NULL, *prompt = NULL;
     h3_status st = H3_OK;
@@ -182,6 +183,11 @@ static int run_plan(cli *c)
 
     if (status) return status;
     if (c->engine.model || c->engine.dit) st = h3_engine_open(&e, &c->engine);
+    if (!c->is_json && !c->is_quiet) { // the plan on stdout, its memory for people on stderr
+        progress_init(&p, false, false, false);
+        c->rq.on_event = progress_event;
+        c->rq.user = &p;
+    }
     if (st == H3_OK) st = h3_plan_json(e, &c->rq, &json);
     status = print_text(c, st, json);
     h3_engine_close(&e);

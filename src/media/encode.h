@@ -77,9 +77,9 @@ H3_NODISCARD h3_status h3_mux_finish(h3_mux **m);
 /** Drops the file and frees *m. Accepts NULL. */
 void h3_mux_abort(h3_mux **m);
 
-/** What a writer takes at most, for memory plans: the encoder's pictures in flight (its preset, its
- *  threads), the conversion, the sound. Measured on libx264 164; packets are not in it. */
-size_t h3_mux_bytes(const h3_mux_opt *opt);
+/** What a writer takes at most while frames come, or when it finishes; for memory plans. Packets that
+ *  wait for late sound are not in it. Measured on libx264 164. */
+size_t h3_mux_bytes(const h3_mux_opt *opt, bool is_finishing);
 
 /** Name of the video encoder in use, e.g. "libx264". */
 const char *h3_mux_codec(const h3_mux *m);

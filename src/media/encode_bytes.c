@@ -1,7 +1,9 @@
 /**
- * What the MP4 writer takes; see h3_mux_bytes. Nearly all of it is libx264's: pictures it looks
- * ahead at, and pictures that its threads work on, each with half-sample planes. The numbers are
- * fitted to resident sets measured from 256 x 256 to 1920 x 1088 with 1..6 threads (within 6 %).
+ * What the MP4 writer takes; see h3_mux_bytes. Nearly all of it is libx264's: pictures that wait
+ * while it looks ahead, and pictures that its threads work on, each with half-sample planes; both
+ * have a border of 32 pixels. It starts to code when the lookahead is full, or at the end. The
+ * numbers are fitted to resident sets measured from 256 x 256 to 1920 x 1088 with 1..6 threads
+ * (within 5 %).
  */
 #include <string.h>
 
@@ -9,16 +11,19 @@
 
 typedef struct preset_row {
     const char *name;
-    int lookahead;            ///< frames, and with them the B frames that wait
-    double fixed, per_thread; ///< bytes a pixel
+    int waiting;                    ///< pictures: lookahead and reordered ones
+    double base, fixed, per_thread; ///< bytes, then bytes a pixel with its border
 } preset_row;
 
 static const preset_row presets[] = {
-    {"ultrafast", 0, 2, 5},  {"superfast", 0, 10, 10}, {"veryfast", 10, 25, 13},
-    {"faster", 20, 25, 13},  {"fast", 30, 25, 13},     {"medium", 40, 25, 13},
-    {"slow", 50, 28, 14},    {"slower", 60, 35, 16},   {"veryslow", 60, 60, 20},
-    {"placebo", 60, 60, 20},
+    {"ultrafast", 0, 3.5e6, 8.7, 6.5}, {"superfast", 4, 5e6, 7, 10},
+    {"veryfast", 15, 6.5e6, 7, 12},    {"faster", 24, 6.5e6, 7, 12},
+    {"fast", 34, 6.5e6, 7, 12},        {"medium", 44, 6.5e6, 7, 12},
+    {"slow", 54, 6.5e6, 10, 13},       {"slower", 64, 6.5e6, 18, 15},
+    {"veryslow", 68, 6.5e6, 40, 20},   {"placebo", 68, 6.5e6, 40, 20},
 };
+
+static const double waiting_pixel = 3.6; // bytes
 
 static const preset_row *find_preset(const char *name)
 {
@@ -29,13 +34,13 @@ static const preset_row *find_preset(const char *name)
     return p;
 }
 
-size_t h3_mux_bytes(const h3_mux_opt *opt)
+size_t h3_mux_bytes(const h3_mux_opt *opt, bool is_finishing)
 {
     const preset_row *p = find_preset(opt->preset);
-    const double pixels = (double)opt->width * (double)opt->height;
-    const int64_t seen =
-        opt->n_frames && opt->n_frames < p->lookahead ? opt->n_frames : p->lookahead;
-    const double frames = 3.65 * (double)seen + p->fixed + p->per_thread * opt->n_threads;
+    const double pixels = (double)(opt->width + 64) * (double)(opt->height + 64);
+    const bool is_short = opt->n_frames && opt->n_frames <= p->waiting;
+    const double waiting = waiting_pixel * (double)(is_short ? opt->n_frames : p->waiting);
 
-    return (size_t)(12.5e6 + pixels * frames) + (size_t)opt->n_samples * 2 * sizeof(float);
+    if (is_short && !is_finishing) return (size_t)(2.5e6 + pixels * waiting);
+    return (size_t)(p->base + pixels * (waiting + p->fixed + p->per_thread * opt->n_threads));
 }

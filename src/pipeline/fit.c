@@ -25,6 +25,7 @@ typedef struct planner {
     bool is_host;    // the device computes in host memory
     size_t embeds;   // prompt embeddings, carried from the text phase to the end of sampling
     size_t released; // of what was held when planning: media, once the encoders have seen them
+    size_t work;     // of the backend, which keeps the largest it needed
 } planner;
 
 static void add(h3_fit_phase *p, h3_fit_kind kind, const char *name, size_t bytes)
@@ -51,15 +52,22 @@ static h3_fit_phase begin(const planner *k, h3_fit_name name)
     return (h3_fit_phase){.name = names[name], .is_used = true, .released = k->released};
 }
 
-/* An opened part: its tables, its vectors, and the workspace of products with its matrices. */
-static void add_part(const planner *k, h3_fit_phase *p, const h3_checkpoint *ck, int64_t rows)
+enum { CONVOLUTIONS = -1 };
+
+/* An opened part: its tables, its vectors, and the workspace of products of `rows` rows with its
+ * matrices (or of CONVOLUTIONS). */
+static void add_part(planner *k, h3_fit_phase *p, const h3_checkpoint *ck, int64_t rows)
 {
     const h3_dev *d = k->j->e->dev;
     const h3_ckpt_use u = h3_ckpt_usage(ck, NULL);
 
     add(p, H3_FIT_HOST, "tables of the checkpoint", u.owned);
     place(k, p, "vectors", u.vectors);
-    if (d->work_bytes) add(p, H3_FIT_HOST, "workspace", d->work_bytes(d, rows, u.cols));
+    if (!d->work_bytes) return;
+    const size_t work =
+        rows == CONVOLUTIONS ? d->work_bytes(d, INT64_MAX, 0) : d->work_bytes(d, rows, u.cols);
+    if (work > k->work) k->work = work;
+    add(p, H3_FIT_HOST, "workspace", k->work);
 }
 
 static size_t matrices(const h3_checkpoint *ck, const char *pattern)
@@ -179,7 +187,7 @@ static h3_status count_pixels(const planner *k, h3_fit_phase *p, h3_video_vae *v
     return H3_OK;
 }
 
-static h3_status plan_pixels(const planner *k, h3_fit_phase *p)
+static h3_status plan_pixels(planner *k, h3_fit_phase *p)
 {
     h3_checkpoint *ck = NULL;
     h3_video_vae *v = NULL;
@@ -189,7 +197,7 @@ static h3_status plan_pixels(const planner *k, h3_fit_phase *p)
     if (st == H3_OK) st = h3_video_vae_open(&v, k->plan, ck, H3_VIDEO_VAE_ENCODER);
     if (st == H3_OK) st = count_pixels(k, p, v, ck);
     if (st == H3_OK) {
-        add_part(k, p, ck, 256);
+        add_part(k, p, ck, CONVOLUTIONS);
         add_weights(p, ck, "video encoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
     }
@@ -198,7 +206,7 @@ static h3_status plan_pixels(const planner *k, h3_fit_phase *p)
     return st;
 }
 
-static h3_status plan_condition_sound(const planner *k, h3_fit_phase *p)
+static h3_status plan_condition_sound(planner *k, h3_fit_phase *p)
 {
     const h3_job *j = k->j;
     h3_checkpoint *ck = NULL;
@@ -219,7 +227,7 @@ static h3_status plan_condition_sound(const planner *k, h3_fit_phase *p)
     if (st == H3_OK) {
         place(k, p, "activations", scratch);
         add(p, H3_FIT_HOST, "a padded channel", wave);
-        add_part(k, p, ck, 256);
+        add_part(k, p, ck, CONVOLUTIONS);
         add_weights(p, ck, "audio encoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
     }
@@ -340,7 +348,7 @@ static size_t latent_bytes(const h3_plan *p)
            floats(2, p->n_audio, H3_AUDIO_LATENT_CHANNELS, 1);
 }
 
-static h3_status plan_sound(const planner *k)
+static h3_status plan_sound(planner *k)
 {
     const h3_job *j = k->j;
     h3_fit_phase *p = &k->fit->phase[H3_FIT_SOUND];
@@ -358,7 +366,7 @@ static h3_status plan_sound(const planner *k)
         add(p, H3_FIT_HOST, "latents", latent_bytes(j->plan));
         add(p, H3_FIT_HOST, "sound", floats(2, j->plan->n_samples, 1, 1));
         if (j->rq->save_latents) add(p, H3_FIT_DISK, "latents", latent_bytes(j->plan));
-        add_part(k, p, ck, 256);
+        add_part(k, p, ck, CONVOLUTIONS);
         add_weights(p, ck, "audio decoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
     }
@@ -381,7 +389,7 @@ static void add_outputs(h3_fit_phase *p, const h3_job *j)
 }
 
 /* The writer is there from the first frame to the end of the file. */
-static void add_writer(h3_fit_phase *p, const h3_job *j)
+static void add_writer(h3_fit_phase *p, const h3_job *j, bool is_finishing)
 {
     const h3_plan *plan = j->plan;
     const h3_mux_opt opt = h3_output_mux(j->rq, (int)plan->canvas.width, (int)plan->canvas.height,
@@ -389,11 +397,11 @@ static void add_writer(h3_fit_phase *p, const h3_job *j)
 
     add(p, H3_FIT_HOST, "latents", latent_bytes(plan));
     add(p, H3_FIT_HOST, "sound", floats(2, plan->n_samples, 1, 1));
-    if (j->rq->out_path) add(p, H3_FIT_HOST, "video encoder", h3_mux_bytes(&opt));
+    if (j->rq->out_path) add(p, H3_FIT_HOST, "video encoder", h3_mux_bytes(&opt, is_finishing));
     add_outputs(p, j);
 }
 
-static h3_status plan_decode(const planner *k)
+static h3_status plan_decode(planner *k)
 {
     const h3_job *j = k->j;
     const h3_plan *plan = j->plan;
@@ -413,7 +421,7 @@ static h3_status plan_decode(const planner *k)
                                        &opts, &bytes);
     if (st == H3_OK) {
         place(k, p, "activations", bytes);
-        add_writer(p, j);
+        add_writer(p, j, false);
         add_part(k, p, ck, 2048);
         add_weights(p, ck, "video decoder", "*");
         p->ring = 2 * matrices(ck, "decoder.transformer_blocks.0.*");
@@ -426,12 +434,13 @@ static h3_status plan_decode(const planner *k)
     return st;
 }
 
-static void plan_mux(const planner *k)
+static void plan_mux(planner *k)
 {
     h3_fit_phase *p = &k->fit->phase[H3_FIT_MUX];
 
     *p = begin(k, H3_FIT_MUX);
-    add_writer(p, k->j);
+    add(p, H3_FIT_HOST, "workspace", k->work);
+    add_writer(p, k->j, true);
 }
 
 /* --------------------------------------------------------------------------------------- doors */

@@ -37,8 +37,9 @@ static void cpu_close(h3_dev *d)
     d->backend = NULL;
 }
 
-/* Mirrors product.c: shared panels of at most 64 MB and 1024 rows (none for convolutions: cols 0), and
- * for each thread a tile, its sums and a piece of a panel. Quantised weights add whole rows to that. */
+/* Mirrors product.c: shared panels of at most 64 MB and 1024 rows (none for convolutions: cols 0),
+ * and for each thread a tile, its sums and a piece of a panel. Quantised weights add whole rows to
+ * that. */
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
     const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
