@@ -1,0 +1,155 @@
+/**
+ * Convolutions as matrix products: y [Co, P] = w [Co, Ci taps] cols [Ci taps, P], the input
+ * unfolded in pieces of output positions; bias and addend follow in one pass. A convolution of one
+ * tap and stride 1 needs no unfolding: there cols is x itself.
+ *
+ * Everything is f32 (TF32 under math tf32), as ops.h asks. An unfolded piece is written and read
+ * once, which costs less than a tenth of the product it feeds at the released sizes.
+ */
+#include "cuda.h"
+#include "size.h"
+
+enum { COLUMNS = 512 << 20 }; // bytes of one unfolded piece
+
+/* True when t [C, T, H, W] has its positions one after another. */
+static bool is_line(h3_tensor t)
+{
+    int64_t step = t.ne[3];
+
+    for (int a = 2; a > 0; a--) {
+        if (t.ne[a] != 1 && t.st[a] != step) return false;
+        step *= t.ne[a];
+    }
+    return true;
+}
+
+static bool is_pointwise(const h3_conv *c)
+{
+    for (int a = 0; a < 3; a++)
+        if (c->kernel[a] != 1 || c->stride[a] != 1 || c->pad_lo[a] || c->pad_hi[a]) return false;
+    return true;
+}
+
+static h3_unfold unfold_of(h3_tensor y, h3_tensor x, const h3_conv *c)
+{
+    h3_unfold u = {.x = x.data};
+
+    for (int a = 0; a < 3; a++) {
+        u.x_st[a] = x.st[a];
+        u.x_ne[a] = x.ne[a + 1];
+        u.y_ne[a] = y.ne[a + 1];
+        u.kernel[a] = c->kernel[a];
+        u.stride[a] = c->stride[a];
+        u.dilation[a] = c->dilation[a];
+        u.pad[a] = c->pad_lo[a];
+        u.mode[a] = c->pad_mode[a];
+    }
+    return u;
+}
+
+/* y must be a line. */
+static h3_status conv_line(h3_dev *d, h3_tensor y, h3_tensor x, const void *w, int64_t K,
+                           const h3_conv *c)
+{
+    h3_backend *b = d->backend;
+    const int64_t P = y.ne[1] * y.ne[2] * y.ne[3], Ci = x.ne[0];
+    const bool is_direct = is_pointwise(c) && is_line(x);
+    const h3_unfold u = unfold_of(y, x, c);
+    int64_t most = COLUMNS / 4 / K / 128 * 128;
+
+    if (is_direct || most > P) most = P;
+    if (most < 128) most = 128;
+    if (!is_direct)
+        H3_TRY(h3_cuda_grow(d, &b->columns, (size_t)(K * (most < P ? most : P)) * sizeof(float)));
+    for (int64_t p = 0; p < P; p += most) {
+        const int64_t n = P - p < most ? P - p : most;
+        if (!is_direct) H3_LAUNCH(d, h3_k_unfold(b->stream, b->columns.p, &u, Ci, p, n));
+        const h3_mm mm = {.m = y.ne[0],
+                          .n = n,
+                          .k = K,
+                          .x = w,
+                          .w = is_direct ? x.data : b->columns.p,
+                          .y = (float *)y.data + p,
+                          .ldx = K,
+                          .ldw = is_direct ? x.st[0] : n,
+                          .ldy = y.st[0],
+                          .tx = H3_F32,
+                          .tw = H3_F32,
+                          .ty = H3_F32,
+                          .w_is_t = true};
+        H3_TRY(h3_cuda_mm(d, &mm));
+    }
+    return H3_OK;
+}
+
+static h3_status move_out(h3_dev *d, h3_tensor y, h3_tensor line)
+{
+    H3_LAUNCH(d, h3_k_copy(d->backend->stream, h3_cuda_view(y), h3_cuda_view(line)));
+    return H3_OK;
+}
+
+static h3_status cuda_conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w,
+                           const h3_conv *c, h3_tensor add)
+{
+    h3_backend *b = d->backend;
+    h3_tensor line = y;
+    const void *m;
+    void *temporary = NULL;
+    h3_status st;
+
+    b->op++;
+    if (h3_numel(y) == 0) return H3_OK;
+    H3_TRY(h3_cuda_whole(d, w, H3_F32, &m));
+    if (!is_line(y)) { // a product writes whole lines only
+        H3_TRY(h3_cuda_alloc(d, &temporary, (size_t)h3_numel(y) * sizeof(float)));
+        line = h3_host_tensor(temporary, H3_F32, 4, y.ne);
+        line.mem = d->mem;
+    }
+    st = conv_line(d, line, x, m, w->cols, c);
+    if (st == H3_OK && temporary) st = move_out(d, y, line);
+    h3_cuda_dealloc(d, temporary);
+    H3_TRY(st);
+    if (h3_is_null(w->bias) && h3_is_null(add)) return H3_OK;
+    H3_LAUNCH(d, h3_k_conv_finish(b->stream, h3_cuda_view(y), h3_cuda_view(add),
+                                  h3_is_null(w->bias) ? NULL : w->bias.data, y.ne[1] * y.ne[2]));
+    return H3_OK;
+}
+
+/* cols [Co k, N] = w^T x, then every output sample gathers the k / stride products that reach it.
+ */
+static h3_status cuda_conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w,
+                                       int kernel, int stride, int pad)
+{
+    h3_backend *b = d->backend;
+    const int64_t N = x.ne[1], K = w->cols;
+    const void *m;
+
+    b->op++;
+    if (h3_numel(y) == 0) return H3_OK;
+    H3_TRY(h3_cuda_whole(d, w, H3_F32, &m));
+    H3_TRY(h3_cuda_grow(d, &b->columns, (size_t)(K * N) * sizeof(float)));
+    const h3_mm mm = {.m = K,
+                      .n = N,
+                      .k = w->rows,
+                      .x = m,
+                      .w = x.data,
+                      .y = b->columns.p,
+                      .ldx = K,
+                      .ldw = x.st[0],
+                      .ldy = N,
+                      .tx = H3_F32,
+                      .tw = H3_F32,
+                      .ty = H3_F32,
+                      .x_is_t = true,
+                      .w_is_t = true};
+    H3_TRY(h3_cuda_mm(d, &mm));
+    H3_LAUNCH(d, h3_k_fold1d(b->stream, h3_cuda_view(y), b->columns.p, N,
+                             h3_is_null(w->bias) ? NULL : w->bias.data, kernel, stride, pad));
+    return H3_OK;
+}
+
+void h3_cuda_fill_convolutions(h3_ops *op)
+{
+    op->conv = cuda_conv;
+    op->conv_transpose1d = cuda_conv_transpose1d;
+}

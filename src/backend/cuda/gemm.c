@@ -1,0 +1,214 @@
+/**
+ * Products: the entries gemm and embed.
+ *
+ * The type of the multiplication follows the activations. f32 rows: weights are widened exactly and
+ * the product is f32. 16-bit rows: tensor cores of that type, weights rounded to it when they are
+ * not of it (f32 math keeps even these exact). The sum is f32 in every case and rounds once; where
+ * cuBLASLt's epilogue cannot keep that promise (a bias that 16 bits cannot hold, mixed types), the
+ * product goes to f32 first.
+ */
+#include "cuda.h"
+#include "size.h"
+
+/* Decoded weights and f32 products before their epilogue are cut into pieces of this size. */
+enum { PIECE = 1 << 30, FP8_ROWS = 1536 };
+
+/* Rows of a 2-D tensor must lie evenly: then one stride tells all. */
+static h3_status row_stride(h3_tensor t, const char *what, int64_t *out)
+{
+    const h3_rows v = h3_cuda_view(t);
+
+    *out = v.n ? v.st[0] : v.cols;
+    if (v.n > 1)
+        return h3_fail(H3_E_INTERNAL, "%s %s: rows of a product must lie evenly", what,
+                       h3_tensor_desc(t));
+    return H3_OK;
+}
+
+/* Rows [at, at + n) of t as a 2-D tensor with the given row stride. */
+static h3_tensor rows_of(h3_tensor t, int64_t stride, int64_t at, int64_t n)
+{
+    const int64_t cols = t.ne[t.rank - 1];
+    h3_tensor r =
+        h3_tensor_2d((char *)t.data + (size_t)(at * stride) * h3_dtype_bytes((h3_dtype)t.dtype),
+                     (h3_dtype)t.dtype, n, cols);
+
+    r.st[0] = stride;
+    r.mem = t.mem;
+    return r;
+}
+
+h3_status h3_cuda_quantise(h3_dev *d, h3_tensor x)
+{
+    h3_backend *b = d->backend;
+    const int64_t S = h3_n_rows(x), K = x.ne[x.rank - 1];
+
+    if (b->quantised.data == x.data && b->quantised.op + 1 == b->op && b->quantised.rows == S &&
+        b->quantised.cols == K)
+        return H3_OK; // the operation before left them behind
+    H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * K)));
+    H3_TRY(h3_cuda_grow(d, &b->quant[1], (size_t)S * sizeof(float)));
+    H3_LAUNCH(d, h3_k_quantise(b->stream, b->quant[0].p, b->quant[1].p, h3_cuda_view(x)));
+    return H3_OK;
+}
+
+/* Large bf16 products without a bias, under math fp8. */
+static bool is_fp8(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w)
+{
+    const int64_t K = w->cols;
+
+    if (d->backend->math != H3_CUDA_FP8 || x.dtype != H3_BF16 || y.dtype != H3_BF16) return false;
+    if (!h3_is_null(w->bias) || h3_n_rows(x) < FP8_ROWS || K % 16 || K > 32768) return false;
+    for (int i = 0; i < w->n_parts; i++)
+        if (w->part[i].rows % 16) return false;
+    return (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0;
+}
+
+static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, const h3_weight *w)
+{
+    h3_backend *b = d->backend;
+    int64_t col = 0;
+
+    H3_TRY(h3_cuda_quantise(d, x));
+    for (int i = 0; i < w->n_parts; i++) {
+        const void *m;
+        const float *scales;
+        bool done;
+        H3_TRY(h3_cuda_matrix_fp8(d, w, i, &m, &scales));
+        const h3_mm mm = {.m = h3_n_rows(x),
+                          .n = w->part[i].rows,
+                          .k = w->cols,
+                          .x = b->quant[0].p,
+                          .w = m,
+                          .y = (char *)y.data + col * 2,
+                          .ldx = w->cols,
+                          .ldw = w->cols,
+                          .ldy = ldy,
+                          .tx = H3_F8_E4M3,
+                          .tw = H3_F8_E4M3,
+                          .ty = y.dtype,
+                          .sx = b->quant[1].p,
+                          .sw = scales};
+        H3_TRY(h3_cuda_lt(d, &mm, &done));
+        if (!done)
+            return h3_fail(
+                H3_E_UNSUPPORTED,
+                "cuda math fp8: cuBLASLt has no e4m3 product [%lld, %lld] x [%lld, %lld]",
+                (long long)mm.m, (long long)mm.k, (long long)mm.n, (long long)mm.k);
+        col += w->part[i].rows;
+    }
+    return H3_OK;
+}
+
+/* y = x w^T (+ bias of y's type), type by type, part by part. */
+static h3_status multiply(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, int64_t ldx,
+                          const h3_weight *w, const void *bias)
+{
+    const h3_dtype want = (h3_dtype)x.dtype;
+    const size_t size = h3_dtype_bytes(want), ysize = h3_dtype_bytes((h3_dtype)y.dtype);
+    int64_t col = 0;
+
+    for (int i = 0; i < w->n_parts; i++) {
+        const int64_t N = w->part[i].rows, most = PIECE / (int64_t)size / w->cols;
+        const int64_t step = h3_cuda_is_plain(w, i, want) || most >= N ? N : most < 64 ? 64 : most;
+        for (int64_t r = 0; r < N; r += step, col += step) {
+            const int64_t n = N - r < step ? N - r : step;
+            const void *m;
+            H3_TRY(h3_cuda_matrix(d, w, i, want, r, n, &m));
+            const h3_mm mm = {.m = h3_n_rows(x),
+                              .n = n,
+                              .k = w->cols,
+                              .x = x.data,
+                              .w = m,
+                              .y = (char *)y.data + (size_t)col * ysize,
+                              .ldx = ldx,
+                              .ldw = w->cols,
+                              .ldy = ldy,
+                              .tx = x.dtype,
+                              .tw = (uint8_t)want,
+                              .ty = y.dtype,
+                              .bias = bias ? (const char *)bias + (size_t)col * ysize : NULL};
+            H3_TRY(h3_cuda_mm(d, &mm));
+        }
+        col = col - (N + step - 1) / step * step + N;
+    }
+    return H3_OK;
+}
+
+/* The same through f32: rows of x widened when they must be, the epilogue as a kernel of its own.
+ */
+static h3_status multiply_wide(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, int64_t ldx,
+                               const h3_weight *w, bool is_exact, h3_act act)
+{
+    h3_backend *b = d->backend;
+    const int64_t S = h3_n_rows(x), K = w->cols, N = w->rows;
+    const bool is_wider = is_exact && x.dtype != H3_F32;
+    const int64_t each = (N + (is_wider ? K : 0)) * 4, most = PIECE / each;
+    const int64_t step = most < 16 ? 16 : most < S ? most : S;
+    const bool is_rounded = y.dtype != H3_F32;
+
+    H3_TRY(h3_cuda_grow(d, &b->columns, (size_t)(step * each)));
+    for (int64_t s = 0; s < S; s += step) {
+        const int64_t n = S - s < step ? S - s : step;
+        h3_tensor band = rows_of(x, ldx, s, n), out = rows_of(y, ldy, s, n);
+        h3_tensor wide = h3_tensor_2d(b->columns.p, H3_F32, n, N);
+        int64_t ld = ldx;
+        wide.mem = d->mem;
+        if (is_wider) {
+            h3_tensor x32 = h3_tensor_2d((float *)b->columns.p + step * N, H3_F32, n, K);
+            H3_LAUNCH(d, h3_k_copy(b->stream, h3_cuda_view(x32), h3_cuda_view(band)));
+            band = x32;
+            ld = K;
+        }
+        H3_TRY(multiply(d, wide, N, band, ld, w, NULL));
+        H3_LAUNCH(d, h3_k_act(b->stream, h3_cuda_view(out), h3_cuda_view(wide), (int)act,
+                              h3_is_null(w->bias) ? NULL : w->bias.data, is_rounded));
+    }
+    return H3_OK;
+}
+
+static h3_status cuda_gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h3_act act)
+{
+    h3_backend *b = d->backend;
+    int64_t ldx, ldy;
+    const void *bias = NULL;
+
+    b->op++;
+    if (h3_n_rows(x) == 0 || w->rows == 0) return H3_OK;
+    H3_TRY(row_stride(x, "input", &ldx));
+    H3_TRY(row_stride(y, "output", &ldy));
+    if (is_fp8(d, y, x, w)) {
+        H3_TRY(gemm_fp8(d, y, ldy, x, w));
+    } else {
+        const bool is_exact = b->math == H3_CUDA_F32;
+        const bool is_mixed = x.dtype == H3_F32
+                                  ? y.dtype != H3_F32
+                                  : is_exact || (y.dtype != H3_F32 && y.dtype != x.dtype);
+        if (!is_mixed) H3_TRY(h3_cuda_bias(d, w, (h3_dtype)y.dtype, &bias));
+        if (is_mixed || (!bias && !h3_is_null(w->bias)))
+            return multiply_wide(d, y, ldy, x, ldx, w, is_exact, act);
+        H3_TRY(multiply(d, y, ldy, x, ldx, w, bias));
+    }
+    if (act == H3_ACT_NONE) return H3_OK;
+    H3_LAUNCH(d, h3_k_act(b->stream, h3_cuda_view(y), h3_cuda_view(y), (int)act, NULL, false));
+    return H3_OK;
+}
+
+static h3_status cuda_embed(h3_dev *d, h3_tensor y, const h3_weight *w, h3_tensor ids)
+{
+    h3_backend *b = d->backend;
+
+    b->op++;
+    for (int i = 0; i < w->n_parts; i++) {
+        h3_part p;
+        H3_TRY(h3_cuda_part(d, w, i, &p));
+        H3_LAUNCH(d, h3_k_decode(b->stream, h3_cuda_view(y), &p, 0, ids.data));
+    }
+    return H3_OK;
+}
+
+void h3_cuda_fill_products(h3_ops *op)
+{
+    op->gemm = cuda_gemm;
+    op->embed = cuda_embed;
+}

@@ -1,0 +1,177 @@
+/**
+ * Kernels of the CUDA backend, as C sees them: every function enqueues on a stream and returns the
+ * launch's error. Shapes were checked by the caller. Device pointers throughout.
+ */
+#ifndef H3_CUDA_KERNELS_H
+#define H3_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A matrix of rows: outer axes (merged where they lie evenly) and contiguous columns. */
+typedef struct h3_rows {
+    void *p; ///< NULL: absent
+    int64_t rows, cols;
+    int64_t ne[4], st[4]; ///< the n outer axes, outermost first, strides in elements
+    int32_t n;
+    uint8_t dtype; ///< h3_dtype
+} h3_rows;
+
+/** Device side of a weight part; see weight.h for the fields' meaning. */
+typedef struct h3_part {
+    const void *data;
+    int64_t rows, cols, row_bytes, row0, full_rows, first; ///< first: row of the part in the weight
+    int64_t n_scale;
+    const void *scale, *scale2, *aux;
+    const float *corr, *in_scale;
+    float global;
+    int32_t group, block, n_lora;
+    uint8_t encoding, ggml_type, nibble_high, swizzled;
+    const struct h3_dev_lora *lora; ///< [n_lora] on the device
+} h3_part;
+
+/** One adapter of a weight, on the device: a [rank, cols] and b [n, rank] as f32. */
+typedef struct h3_dev_lora {
+    const float *a, *b;
+    int64_t row0, b_rows, weight_rows, rank;
+    int32_t head;
+    uint8_t map, slot;
+    float scale;
+} h3_dev_lora;
+
+/** Loads a kernel of this build for the current device. */
+cudaError_t h3_k_probe(void);
+
+/* decode.cu */
+
+/** Rows of a part to f32, bf16 or f16, [n, cols] dense. Row i is ids[i] when ids is given (rows of
+ *  the part outside [0, rows) are skipped), else row + i. Input scales and adapters included. */
+cudaError_t h3_k_decode(cudaStream_t s, h3_rows y, const h3_part *p, int64_t row,
+                        const int32_t *ids);
+/** dtype to dtype, dense: f32, bf16, f16. */
+cudaError_t h3_k_convert(cudaStream_t s, void *y, uint8_t ty, const void *x, uint8_t tx, int64_t n);
+/** Rows to e4m3 with scale amax / 448 each (1 for a row of zeros): y [rows, cols] dense. */
+cudaError_t h3_k_quantise(cudaStream_t s, void *y, float *scale, h3_rows x);
+/** Sets *flag to 1 unless all n values of x survive rounding to dtype t. */
+cudaError_t h3_k_survives(cudaStream_t s, int *flag, const float *x, int64_t n, uint8_t t);
+
+/* rows.cu: the entries of ops.h with the same names */
+
+cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g, float eps,
+                          bool round_first);
+cudaError_t h3_k_layer_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g, const float *b,
+                            float eps);
+/** mod: element 0 of [R, P, C] with strides st_r, st_p. q, qs: also the rows in e4m3, or NULL. */
+typedef struct h3_mod {
+    const void *p;
+    const int32_t *row;
+    int64_t st_r;
+    int64_t shift, scale; ///< offsets of the two vectors inside a row (gate: shift)
+    uint8_t dtype;
+} h3_mod;
+cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, const float *g, float eps,
+                              h3_mod mod, void *q, float *qs);
+cudaError_t h3_k_group_norm(cudaStream_t s, float *y, const int64_t y_st[3], const float *x,
+                            const int64_t x_st[3], const int64_t ne[4], const float *g,
+                            const float *b, int groups, float eps, bool silu);
+cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype, const int64_t ne[3],
+                                const int64_t st[2], const float *g, float eps, bool round_first,
+                                h3_rows cos, h3_rows sin);
+cudaError_t h3_k_gate_add(cudaStream_t s, h3_rows x, h3_rows h, h3_mod mod);
+cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g);
+cudaError_t h3_k_add(cudaStream_t s, h3_rows y, h3_rows a, h3_rows b);
+cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up, void *q, float *qs);
+cudaError_t h3_k_act(cudaStream_t s, h3_rows y, h3_rows x, int act, const float *bias,
+                     bool rounds_first);
+cudaError_t h3_k_copy(cudaStream_t s, h3_rows y, h3_rows x);
+cudaError_t h3_k_gather(cudaStream_t s, h3_rows y, h3_rows x, const int32_t *idx);
+cudaError_t h3_k_scatter(cudaStream_t s, h3_rows y, h3_rows x, const int32_t *idx, bool adds);
+cudaError_t h3_k_axpby(cudaStream_t s, h3_rows y, float a, h3_rows x, float b);
+/** per: rows of the view that share an entry of a and b; 0: one entry a column. */
+cudaError_t h3_k_affine(cudaStream_t s, h3_rows y, h3_rows x, const float *a, const float *b,
+                        int64_t per);
+cudaError_t h3_k_clamp(cudaStream_t s, h3_rows y, h3_rows x, float lo, float hi);
+cudaError_t h3_k_flow_step(cudaStream_t s, h3_rows x, h3_rows v, float sigma, float ratio);
+cudaError_t h3_k_finite(cudaStream_t s, h3_rows x, int *flag);
+cudaError_t h3_k_transpose(cudaStream_t s, h3_rows y, h3_rows x);
+cudaError_t h3_k_mean_groups(cudaStream_t s, float *y, int64_t y_st, const float *x,
+                             const int64_t ne[3], const int64_t st[2], int64_t groups);
+cudaError_t h3_k_unpatchify(cudaStream_t s, float *y, const int64_t y_st[3], h3_rows x, int64_t t,
+                            int64_t h, int64_t w, int pt, int p);
+cudaError_t h3_k_fade(cudaStream_t s, float *y, const int64_t y_st[3], const float *a,
+                      const int64_t a_st[3], const int64_t ne[4], int axis, int64_t n);
+cudaError_t h3_k_to_u8(cudaStream_t s, uint8_t *y, const int64_t y_st[3], const float *x,
+                       const int64_t x_st[3], const int64_t ne[3], const float *mean,
+                       const float *std);
+
+/* conv.cu */
+
+/** What the unfolding needs of a convolution over [C, T, H, W]. */
+typedef struct h3_unfold {
+    const float *x;
+    int64_t x_st[3], x_ne[3]; ///< strides of c, t, h; extents t, h, w
+    int64_t y_ne[3];          ///< output extents t, h, w
+    int32_t kernel[3], stride[3], dilation[3], pad[3];
+    uint8_t mode[3];
+} h3_unfold;
+/** cols [Ci * taps, n]: column i is output position first + i. */
+cudaError_t h3_k_unfold(cudaStream_t s, float *cols, const h3_unfold *u, int64_t channels,
+                        int64_t first, int64_t n);
+/** y[c, p] += bias[c] + add[c, p]; views of [Co, T, H, W]. Either may be absent. */
+cudaError_t h3_k_conv_finish(cudaStream_t s, h3_rows y, h3_rows add, const float *bias,
+                             int64_t rows_per_channel);
+/** y [co, n] = bias + what reaches n: cols [co * kernel, m]. */
+cudaError_t h3_k_fold1d(cudaStream_t s, h3_rows y, const float *cols, int64_t m, const float *bias,
+                        int kernel, int stride, int pad);
+cudaError_t h3_k_snake(cudaStream_t s, h3_rows y, h3_rows x, const float *a, const float *b);
+cudaError_t h3_k_snake_aa(cudaStream_t s, h3_rows y, h3_rows x, const float *a, const float *b,
+                          const float *up, const float *down);
+
+/* matmul.cu: what cuBLASLt refuses. y[m, n] = x w^T (+ bias), f32 sums. */
+typedef struct h3_plain_mm {
+    int64_t m, n, k, x_r, x_c, w_r, w_c, y_r; ///< strides of rows and columns of x, w; rows of y
+    const void *x, *w, *bias;
+    void *y;
+    uint8_t tx, tw, ty;
+} h3_plain_mm;
+cudaError_t h3_k_matmul(cudaStream_t s, const h3_plain_mm *mm);
+
+/* attention.cu */
+typedef struct h3_attn {
+    const void *q, *k, *v;
+    void *o;
+    int64_t q_s, q_h, k_s, k_h, v_s, v_h, o_s, o_h; ///< strides of rows and heads
+    int32_t heads, kv_heads, dim, n_segments;
+    const int32_t *cu; ///< [n_segments + 1] on the device
+    int32_t longest;   ///< rows of the longest segment
+    float scale;
+    bool causal;
+    uint8_t dtype;
+} h3_attn;
+/** f32, any head size up to 512. */
+cudaError_t h3_k_attention_f32(cudaStream_t s, const h3_attn *a);
+/** bf16 or f16 on tensor cores (sm_80 and later), head sizes up to 256 in multiples of 8, 16-byte
+ *  aligned rows. */
+cudaError_t h3_k_attention_mma(cudaStream_t s, const h3_attn *a);
+/** *amax = max(*amax, |x|) over heads [S, H, D] of bf16 or f16, as float bits. */
+cudaError_t h3_k_amax(cudaStream_t s, const void *x, uint8_t dtype, const int64_t ne[3],
+                      const int64_t st[2], unsigned *amax);
+/** y = x * 448 / amax in e4m3 (strides y_s, y_h), *descale = amax / 448. D a multiple of 8. */
+cudaError_t h3_k_heads_e4m3(cudaStream_t s, void *y, int64_t y_s, int64_t y_h, const void *x,
+                            uint8_t dtype, const int64_t ne[3], const int64_t st[2], unsigned *amax,
+                            float *descale);
+/** *y = *one / *x */
+cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one);
+/** y [rows, cols] = x * *scale for e4m3 x; scales[row] = *scale. cols a multiple of 8. */
+cudaError_t h3_k_from_e4m3(cudaStream_t s, void *y, uint8_t dtype, const void *x, int64_t rows,
+                           int64_t cols, const float *scale, float *scales);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

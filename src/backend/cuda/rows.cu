@@ -1,0 +1,979 @@
+/**
+ * Row-wise entries of the table. Compiled without contraction of products and sums: ops.h states
+ * the roundings, and these kernels wait for memory anyway.
+ *
+ * Two shapes of kernel: `each` gives every thread V neighbouring elements of a row; the norms give
+ * a block one row, held in registers between the reduction and the result.
+ */
+#include "device.cuh"
+
+/* ---------------------------------------------------------------- elementwise */
+
+template <int V, typename I, typename Op> static __global__ void each(I rows, I per, Op op)
+{
+    const I i = (I)blockIdx.x * (I)blockDim.x + (I)threadIdx.x;
+    if (i >= rows * per) return;
+    const I r = i / per, c = (i - r * per) * V;
+    op.template at<V>((int64_t)r, (int64_t)c);
+}
+
+/* Runs op over rows x cols; `wide` promises that all its views allow 8 elements at a time. */
+template <typename Op>
+static cudaError_t run_each(cudaStream_t s, int64_t rows, int64_t cols, bool wide, const Op &op)
+{
+    const int64_t per = wide ? cols / 8 : cols, total = rows * per, blocks = div_up(total, 256);
+    if (total == 0) return cudaSuccess;
+    if (total < (int64_t)1 << 30) {
+        if (wide)
+            return H3_RUN((each<8, unsigned, Op>), (unsigned)blocks, 256, 0, s, (unsigned)rows,
+                          (unsigned)per, op);
+        return H3_RUN((each<1, unsigned, Op>), (unsigned)blocks, 256, 0, s, (unsigned)rows,
+                      (unsigned)per, op);
+    }
+    if (wide) return H3_RUN((each<8, int64_t, Op>), (unsigned)blocks, 256, 0, s, rows, per, op);
+    return H3_RUN((each<1, int64_t, Op>), (unsigned)blocks, 256, 0, s, rows, per, op);
+}
+
+/* Views without gaps are one long row. */
+static bool is_dense(const h3_rows &v)
+{
+    return v.n == 0 || (v.n == 1 && v.st[0] == v.cols);
+}
+
+static void flatten(h3_rows *v)
+{
+    v->cols *= v->rows;
+    v->rows = 1;
+    v->n = 0;
+    v->st[0] = 0;
+}
+
+static __device__ __forceinline__ float silu(float v)
+{
+    return v / (1.0f + expf(-v));
+}
+
+static __device__ __forceinline__ float act_of(int act, float v)
+{
+    if (act == 1) return silu(v);
+    /* 0.5 (1 + tanh u) = 1 / (1 + exp(-2 u)), which keeps its relative precision for negative u */
+    if (act == 2) return v / (1.0f + expf(-1.5957691216057308f * (v + 0.044715f * v * v * v)));
+    if (act == 3) return 0.5f * v * erfcf(-0.70710678118654752f * v);
+    return v;
+}
+
+struct add_op {
+    h3_rows y, a, b;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V], w[V];
+        load<V>(a.p, a.dtype, row_at(a, r) + c, u);
+        load<V>(b.p, b.dtype, row_at(b, r) + c, w);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] += w[k];
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_add(cudaStream_t s, h3_rows y, h3_rows a, h3_rows b)
+{
+    if (is_dense(y) && is_dense(a) && is_dense(b)) flatten(&y), flatten(&a), flatten(&b);
+    const add_op op = {y, a, b};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(a) && is_wide(b), op);
+}
+
+struct silu_mul_op {
+    h3_rows y, gate, up;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V], w[V];
+        load<V>(gate.p, gate.dtype, row_at(gate, r) + c, u);
+        load<V>(up.p, up.dtype, row_at(up, r) + c, w);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] = rounded(y.dtype, silu(u[k])) * w[k];
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+struct act_op {
+    h3_rows y, x;
+    const float *bias;
+    int act;
+    bool rounds_first; // a 16-bit y rounds before the activation too
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            if (bias) u[k] += bias[c + k];
+            if (rounds_first) u[k] = kept(y.dtype, u[k]);
+            u[k] = act_of(act, u[k]);
+        }
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_act(cudaStream_t s, h3_rows y, h3_rows x, int act, const float *bias,
+                                bool rounds_first)
+{
+    if (!bias && is_dense(y) && is_dense(x)) flatten(&y), flatten(&x);
+    const act_op op = {y, x, bias, act, rounds_first};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct copy_op {
+    h3_rows y, x;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+/* Same type: bits are moved, whatever they mean. */
+template <typename T> struct move_op {
+    h3_rows y, x;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        const T *from = (const T *)x.p + row_at(x, r) + c;
+        T *to = (T *)y.p + row_at(y, r) + c;
+        if constexpr (V * sizeof(T) >= 16) {
+#pragma unroll
+            for (int k = 0; k < (int)(V * sizeof(T) / 16); k++)
+                ((uint4 *)to)[k] = ((const uint4 *)from)[k];
+        } else {
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                to[k] = from[k];
+        }
+    }
+};
+
+extern "C" cudaError_t h3_k_copy(cudaStream_t s, h3_rows y, h3_rows x)
+{
+    if (is_dense(y) && is_dense(x)) flatten(&y), flatten(&x);
+    if (y.dtype != x.dtype) {
+        const copy_op op = {y, x};
+        return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+    }
+    if (y.dtype == K_U8) {
+        const move_op<unsigned char> op = {y, x};
+        return run_each(s, y.rows, y.cols, false, op);
+    }
+    if (y.dtype == K_BF16 || y.dtype == K_F16) {
+        const move_op<unsigned short> op = {y, x};
+        return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+    }
+    const move_op<unsigned> op = {y, x};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct gather_op {
+    h3_rows y, x;
+    const int32_t *idx;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, idx[r]) + c, u);
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_gather(cudaStream_t s, h3_rows y, h3_rows x, const int32_t *idx)
+{
+    const gather_op op = {y, x, idx};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct scatter_op {
+    h3_rows y, x;
+    const int32_t *idx;
+    bool adds;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        const int64_t to = row_at(y, idx[r]) + c;
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+        if (adds) {
+            float w[V];
+            load<V>(y.p, y.dtype, to, w);
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                u[k] = w[k] + u[k];
+        }
+        store<V>(y.p, y.dtype, to, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_scatter(cudaStream_t s, h3_rows y, h3_rows x, const int32_t *idx,
+                                    bool adds)
+{
+    const scatter_op op = {y, x, idx, adds};
+    return run_each(s, x.rows, x.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct scale_add_op {
+    h3_rows x, h;
+    const float *g;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V], w[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+        load<V>(h.p, h.dtype, row_at(h, r) + c, w);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] += rounded(x.dtype, w[k] * (g ? g[c + k] : 1.0f));
+        store<V>(x.p, x.dtype, row_at(x, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g)
+{
+    const scale_add_op op = {x, h, g};
+    return run_each(s, x.rows, x.cols, is_wide(x) && is_wide(h), op);
+}
+
+static bool is_wide_mod(const h3_mod &m)
+{
+    const int size = m.dtype == K_F32 ? 4 : 2;
+    return (uintptr_t)m.p % 16 == 0 && m.st_r * size % 16 == 0 && m.shift * size % 16 == 0 &&
+           m.scale * size % 16 == 0;
+}
+
+struct gate_add_op {
+    h3_rows x, h;
+    h3_mod m;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V], w[V], g[V];
+        load<V>(m.p, m.dtype, m.row[r] * m.st_r + m.shift + c, g);
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+        load<V>(h.p, h.dtype, row_at(h, r) + c, w);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] += rounded(x.dtype, g[k] * w[k]);
+        store<V>(x.p, x.dtype, row_at(x, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_gate_add(cudaStream_t s, h3_rows x, h3_rows h, h3_mod mod)
+{
+    const gate_add_op op = {x, h, mod};
+    return run_each(s, x.rows, x.cols, is_wide(x) && is_wide(h) && is_wide_mod(mod), op);
+}
+
+struct axpby_op {
+    h3_rows y, x;
+    float a, b;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V], w[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+        load<V>(y.p, y.dtype, row_at(y, r) + c, w);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            w[k] = a * u[k] + b * w[k];
+        store<V>(y.p, y.dtype, row_at(y, r) + c, w);
+    }
+};
+
+extern "C" cudaError_t h3_k_axpby(cudaStream_t s, h3_rows y, float a, h3_rows x, float b)
+{
+    if (is_dense(y) && is_dense(x)) flatten(&y), flatten(&x);
+    const axpby_op op = {y, x, a, b};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct affine_op {
+    h3_rows y, x;
+    const float *a, *b;
+    int64_t per;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const int64_t i = per ? r / per : c + k;
+            u[k] = u[k] * a[i] + b[i];
+        }
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_affine(cudaStream_t s, h3_rows y, h3_rows x, const float *a,
+                                   const float *b, int64_t per)
+{
+    const affine_op op = {y, x, a, b, per};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct clamp_op {
+    h3_rows y, x;
+    float lo, hi;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] = u[k] < lo ? lo : u[k] > hi ? hi : u[k]; // NaN stays NaN
+        store<V>(y.p, y.dtype, row_at(y, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_clamp(cudaStream_t s, h3_rows y, h3_rows x, float lo, float hi)
+{
+    if (is_dense(y) && is_dense(x)) flatten(&y), flatten(&x);
+    const clamp_op op = {y, x, lo, hi};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+}
+
+struct flow_op {
+    h3_rows x, v;
+    float sigma, ratio, rest;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float now[V], u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, now);
+        load<V>(v.p, v.dtype, row_at(v, r) + c, u);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const float x0 = now[k] + sigma * u[k];
+            u[k] = ratio * now[k] + rest * x0;
+        }
+        store<V>(x.p, x.dtype, row_at(x, r) + c, u);
+    }
+};
+
+extern "C" cudaError_t h3_k_flow_step(cudaStream_t s, h3_rows x, h3_rows v, float sigma,
+                                      float ratio)
+{
+    const flow_op op = {x, v, sigma, ratio, 1.0f - ratio};
+    return run_each(s, x.rows, x.cols, is_wide(x) && is_wide(v), op);
+}
+
+struct finite_op {
+    h3_rows x;
+    int *flag;
+    template <int V> __device__ void at(int64_t r, int64_t c) const
+    {
+        float u[V];
+        load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            if (!isfinite(u[k])) *flag = 1;
+    }
+};
+
+extern "C" cudaError_t h3_k_finite(cudaStream_t s, h3_rows x, int *flag)
+{
+    if (is_dense(x)) flatten(&x);
+    const finite_op op = {x, flag};
+    return run_each(s, x.rows, x.cols, is_wide(x), op);
+}
+
+/* ---------------------------------------------------------------- norms: a block, a row */
+
+/* What is done with a row once its statistics are known. */
+enum norm_kind { RMS, LAYER, RMS_MOD };
+
+struct norm_args {
+    h3_rows y, x;
+    const float *g, *b;
+    h3_mod m;
+    float eps;
+    bool round_first;
+    void *q;   // e4m3 copy of y, dense, or NULL
+    float *qs; // its scales
+};
+
+/* N vectors of V a thread stay in registers. N 0: rows too long for that are read again. */
+template <int KIND, int V, int N> struct norm_row {
+    static __device__ __forceinline__ void out(const norm_args &a, int64_t r, int64_t c, float mean,
+                                               float inv, float (&u)[V])
+    {
+        const int t = a.y.dtype;
+        if (KIND == RMS_MOD) {
+            const int64_t at = a.m.row[r] * a.m.st_r + c;
+            float sc[V], sh[V];
+            load<V>(a.m.p, a.m.dtype, at + a.m.scale, sc);
+            load<V>(a.m.p, a.m.dtype, at + a.m.shift, sh);
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                const float v = rounded(t, u[k] * inv * (a.g ? a.g[c + k] : 1.0f));
+                u[k] = rounded(t, v * rounded(t, 1.0f + sc[k])) + sh[k];
+            }
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            if (KIND == RMS) {
+                float v = u[k] * inv;
+                if (a.round_first) v = rounded(t, v);
+                u[k] = v * (a.g ? a.g[c + k] : 1.0f);
+            } else {
+                const float v = (u[k] - mean) * inv;
+                u[k] = v * (a.g ? a.g[c + k] : 1.0f) + (a.b ? a.b[c + k] : 0.0f);
+            }
+        }
+    }
+};
+
+template <int KIND, int V, int N> static __global__ void norm_kernel(norm_args a)
+{
+    __shared__ float part[3][32];
+    const int64_t r = blockIdx.x, C = a.x.cols;
+    const int64_t xo = row_at(a.x, r), yo = row_at(a.y, r);
+    float u[N ? N : 1][V];
+    float mean = 0, ss = 0;
+
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * V;
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                u[i][k] = 0;
+            if (c < C) load<V>(a.x.p, a.x.dtype, xo + c, u[i]);
+        }
+    }
+    if (KIND == LAYER) {
+        if constexpr (N > 0) {
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int k = 0; k < V; k++)
+                    mean += u[i][k];
+        } else {
+            for (int64_t c = (int64_t)threadIdx.x * V; c < C; c += (int64_t)blockDim.x * V) {
+                load<V>(a.x.p, a.x.dtype, xo + c, u[0]);
+#pragma unroll
+                for (int k = 0; k < V; k++)
+                    mean += u[0][k];
+            }
+        }
+        mean = block_sum(mean, part[0]) / (float)C;
+    }
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if ((((int64_t)i * blockDim.x + threadIdx.x) * V) < C) {
+#pragma unroll
+                for (int k = 0; k < V; k++)
+                    ss += (u[i][k] - mean) * (u[i][k] - mean);
+            }
+        }
+    } else {
+        for (int64_t c = (int64_t)threadIdx.x * V; c < C; c += (int64_t)blockDim.x * V) {
+            load<V>(a.x.p, a.x.dtype, xo + c, u[0]);
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                ss += (u[0][k] - mean) * (u[0][k] - mean);
+        }
+    }
+    ss = block_sum(ss, part[1]);
+    const float inv = 1.0f / sqrtf(ss / (float)C + a.eps);
+
+    if constexpr (N == 0) {
+        __syncthreads(); // y may be x
+        for (int64_t c = (int64_t)threadIdx.x * V; c < C; c += (int64_t)blockDim.x * V) {
+            load<V>(a.x.p, a.x.dtype, xo + c, u[0]);
+            norm_row<KIND, V, N>::out(a, r, c, mean, inv, u[0]);
+            store<V>(a.y.p, a.y.dtype, yo + c, u[0]);
+        }
+    } else {
+        float top = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * V;
+            if (c < C) {
+                norm_row<KIND, V, N>::out(a, r, c, mean, inv, u[i]);
+                store<V>(a.y.p, a.y.dtype, yo + c, u[i]);
+#pragma unroll
+                for (int k = 0; k < V; k++)
+                    top = fmaxf(top, fabsf(u[i][k]));
+            }
+        }
+        if (!a.q) return;
+        top = kept(a.y.dtype, block_max(top, part[2]));
+        const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
+        if (threadIdx.x == 0) a.qs[r] = scale;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * V;
+            if (c < C) {
+#pragma unroll
+                for (int k = 0; k < V; k++)
+                    u[i][k] = kept(a.y.dtype, u[i][k]) * over;
+                store_e4m3<V>(a.q, r * C + c, u[i]);
+            }
+        }
+    }
+}
+
+template <int KIND, int V> static cudaError_t run_norm(cudaStream_t s, const norm_args &a)
+{
+    const int64_t per = a.x.cols / V, n = div_up(per, 256);
+    const unsigned rows = (unsigned)a.x.rows;
+    const unsigned threads = n > 4 ? 512 : (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
+    if (a.x.rows == 0 || per == 0) return cudaSuccess;
+    switch (n) {
+    case 1:
+        return H3_RUN((norm_kernel<KIND, V, 1>), rows, threads, 0, s, a);
+    case 2:
+        return H3_RUN((norm_kernel<KIND, V, 2>), rows, threads, 0, s, a);
+    case 3:
+        return H3_RUN((norm_kernel<KIND, V, 3>), rows, threads, 0, s, a);
+    case 4:
+        return H3_RUN((norm_kernel<KIND, V, 4>), rows, threads, 0, s, a);
+    default:
+        return H3_RUN((norm_kernel<KIND, V, 0>), rows, threads, 0, s, a);
+    }
+}
+
+static bool is_wide_vector(const float *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
+
+extern "C" cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
+                                     float eps, bool round_first)
+{
+    const norm_args a = {y, x, g, NULL, {}, eps, round_first, NULL, NULL};
+    if (is_wide(x) && is_wide(y) && is_wide_vector(g)) return run_norm<RMS, 8>(s, a);
+    return run_norm<RMS, 1>(s, a);
+}
+
+extern "C" cudaError_t h3_k_layer_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
+                                       const float *b, float eps)
+{
+    const norm_args a = {y, x, g, b, {}, eps, false, NULL, NULL};
+    if (is_wide(x) && is_wide(y) && is_wide_vector(g) && is_wide_vector(b))
+        return run_norm<LAYER, 8>(s, a);
+    return run_norm<LAYER, 1>(s, a);
+}
+
+extern "C" cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
+                                         float eps, h3_mod mod, void *q, float *qs)
+{
+    const norm_args a = {y, x, g, NULL, mod, eps, false, q, qs};
+    if (is_wide(x) && is_wide(y) && is_wide_vector(g) && is_wide_mod(mod))
+        return run_norm<RMS_MOD, 8>(s, a);
+    return run_norm<RMS_MOD, 1>(s, a);
+}
+
+/* The e4m3 copies of long rows: a block a row, N vectors of 8 a thread. */
+template <int N, bool IS_SILU>
+static __global__ void quantise_kernel(const __grid_constant__ h3_rows y,
+                                       const __grid_constant__ h3_rows x,
+                                       const __grid_constant__ h3_rows up, void *q, float *qs)
+{
+    __shared__ float part[32];
+    const int64_t r = blockIdx.x, C = x.cols, xo = row_at(x, r);
+    float u[N][8], top = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * 8;
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            u[i][k] = 0;
+        if (c < C) {
+            load<8>(x.p, x.dtype, xo + c, u[i]);
+            if constexpr (IS_SILU) {
+                float w[8];
+                load<8>(up.p, up.dtype, row_at(up, r) + c, w);
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    u[i][k] = kept(y.dtype, rounded(y.dtype, silu(u[i][k])) * w[k]);
+                store<8>(y.p, y.dtype, row_at(y, r) + c, u[i]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            top = fmaxf(top, fabsf(u[i][k]));
+    }
+    top = block_max(top, part);
+    const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
+    if (threadIdx.x == 0) qs[r] = scale;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * 8;
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            u[i][k] *= over;
+        if (c < C) store_e4m3<8>(q, r * C + c, u[i]);
+    }
+}
+
+/* Rows must allow 8 at a time and hold at most 32768 columns. */
+template <bool IS_SILU>
+static cudaError_t run_quantise(cudaStream_t s, h3_rows y, h3_rows x, h3_rows up, void *q,
+                                float *qs)
+{
+    const int64_t per = x.cols / 8, n = div_up(per, 512);
+    const unsigned rows = (unsigned)x.rows;
+    const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
+    if (rows == 0 || per == 0) return cudaSuccess;
+    if (n > 8 || !is_wide(x) || !is_wide(up) || !is_wide(y)) return cudaErrorInvalidValue;
+    switch (n) {
+    case 1:
+        return H3_RUN((quantise_kernel<1, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
+    case 2:
+        return H3_RUN((quantise_kernel<2, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
+    case 3:
+    case 4:
+        return H3_RUN((quantise_kernel<4, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
+    default:
+        return H3_RUN((quantise_kernel<8, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
+    }
+}
+
+extern "C" cudaError_t h3_k_quantise(cudaStream_t s, void *y, float *scale, h3_rows x)
+{
+    const h3_rows none = {};
+    return run_quantise<false>(s, none, x, none, y, scale);
+}
+
+extern "C" cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up, void *q,
+                                     float *qs)
+{
+    if (q) return run_quantise<true>(s, y, gate, up, q, qs);
+    const silu_mul_op op = {y, gate, up};
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(gate) && is_wide(up), op);
+}
+
+/* One frame's group of channels a block: x is read twice, its statistics are sums in double of the
+ * distance to the first element. */
+struct gn_args {
+    float *y;
+    const float *x, *g, *b;
+    int64_t ys[3], xs[3], C, T, H, W, per;
+    float eps;
+    bool silu;
+};
+
+static __global__ void group_norm_kernel(gn_args a)
+{
+    __shared__ double part[2][32];
+    const int64_t t = blockIdx.x % a.T, c0 = blockIdx.x / a.T * a.per;
+    const int64_t plane = a.H * a.W, n = a.per * plane;
+    const float first = a.x[c0 * a.xs[0] + t * a.xs[1]];
+    double s = 0, ss = 0;
+
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const int64_t c = i / plane, h = i % plane / a.W, w = i % a.W;
+        const float d = a.x[(c0 + c) * a.xs[0] + t * a.xs[1] + h * a.xs[2] + w] - first;
+        s += (double)d;
+        ss += (double)d * (double)d;
+    }
+    for (int o = 16; o > 0; o /= 2) {
+        s += __shfl_xor_sync(0xffffffffu, s, o);
+        ss += __shfl_xor_sync(0xffffffffu, ss, o);
+    }
+    if (threadIdx.x % 32 == 0) {
+        part[0][threadIdx.x / 32] = s;
+        part[1][threadIdx.x / 32] = ss;
+    }
+    __syncthreads();
+    s = ss = 0;
+    for (unsigned k = 0; k < blockDim.x / 32; k++) {
+        s += part[0][k];
+        ss += part[1][k];
+    }
+    const double from_first = s / (double)n;
+    const double var = ss / (double)n - from_first * from_first;
+    const double mean = (double)first + from_first;
+    const float inv = (float)(1.0 / sqrt((var > 0 ? var : 0) + (double)a.eps));
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
+        const int64_t c = c0 + i / plane, h = i % plane / a.W, w = i % a.W;
+        const float u =
+            (float)((double)a.x[c * a.xs[0] + t * a.xs[1] + h * a.xs[2] + w] - mean) * inv;
+        const float z = u * (a.g ? a.g[c] : 1.0f) + (a.b ? a.b[c] : 0.0f);
+        a.y[c * a.ys[0] + t * a.ys[1] + h * a.ys[2] + w] = a.silu ? silu(z) : z;
+    }
+}
+
+extern "C" cudaError_t h3_k_group_norm(cudaStream_t s, float *y, const int64_t y_st[3],
+                                       const float *x, const int64_t x_st[3], const int64_t ne[4],
+                                       const float *g, const float *b, int groups, float eps,
+                                       bool silu)
+{
+    const gn_args a = {y,
+                       x,
+                       g,
+                       b,
+                       {y_st[0], y_st[1], y_st[2]},
+                       {x_st[0], x_st[1], x_st[2]},
+                       ne[0],
+                       ne[1],
+                       ne[2],
+                       ne[3],
+                       ne[0] / groups,
+                       eps,
+                       silu};
+    if (ne[0] * ne[1] * ne[2] * ne[3] == 0) return cudaSuccess;
+    return H3_RUN(group_norm_kernel, (unsigned)(groups * ne[1]), 512, 0, s, a);
+}
+
+/* ---------------------------------------------------------------- heads */
+
+struct rope_args {
+    void *x;
+    const float *g;
+    const void *cos, *sin;
+    int64_t n, H, D, st_s, st_h, R, cos_s, sin_s;
+    float eps;
+    int dtype, table;
+    bool round_first;
+};
+
+/* L lanes a head; its normed values meet in shared memory for the rotation. */
+template <int V, int L> static __global__ void head_kernel(rope_args a)
+{
+    H3_SHARED(float, heads_buf);
+    const int lane = threadIdx.x % L;
+    const int64_t i = (int64_t)blockIdx.x * (blockDim.x / L) + threadIdx.x / L;
+    const bool is_there = i < a.n;
+    const int64_t s = is_there ? i / a.H : 0, h = is_there ? i % a.H : 0;
+    const int64_t at = s * a.st_s + h * a.st_h;
+    float *buf = heads_buf + threadIdx.x / L * a.D;
+    float ss = 0, u[V];
+
+    for (int64_t c = (int64_t)lane * V; c < a.D; c += L * V) {
+        load<V>(a.x, a.dtype, at + c, u);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            buf[c + k] = u[k];
+            ss += u[k] * u[k];
+        }
+    }
+    if (a.eps > 0) {
+#pragma unroll
+        for (int o = L / 2; o > 0; o /= 2)
+            ss += __shfl_xor_sync(0xffffffffu, ss, o);
+        const float inv = 1.0f / sqrtf(ss / (float)a.D + a.eps);
+        for (int64_t c = (int64_t)lane * V; c < a.D; c += L * V)
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                float v = buf[c + k] * inv;
+                if (a.round_first) v = rounded(a.dtype, v);
+                buf[c + k] = kept(a.dtype, v * (a.g ? a.g[c + k] : 1.0f));
+            }
+    }
+    __syncwarp();
+    if (!is_there) return;
+    for (int64_t c = (int64_t)lane * V; c < a.D; c += L * V) {
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const int64_t at_k = c + k, j = at_k < a.R ? at_k : at_k - a.R;
+            u[k] = buf[at_k];
+            if (!a.cos || at_k >= 2 * a.R) continue;
+            float co[1], si[1];
+            load<1>(a.cos, a.table, s * a.cos_s + j, co);
+            load<1>(a.sin, a.table, s * a.sin_s + j, si);
+            if (at_k < a.R)
+                u[k] = rounded(a.table, u[k] * co[0]) - rounded(a.table, buf[at_k + a.R] * si[0]);
+            else
+                u[k] = rounded(a.table, u[k] * co[0]) + rounded(a.table, buf[j] * si[0]);
+        }
+        store<V>(a.x, a.dtype, at + c, u);
+    }
+}
+
+template <int V> static cudaError_t run_heads(cudaStream_t s, const rope_args &a)
+{
+    const int64_t per = div_up(a.D, V);
+    const int L = per > 16 ? 32 : per > 8 ? 16 : 8;
+    const unsigned blocks = (unsigned)div_up(a.n, 256 / L);
+    const size_t smem = (size_t)(256 / L) * (size_t)a.D * sizeof(float);
+    if (a.n == 0) return cudaSuccess;
+    if (L == 32) return H3_RUN((head_kernel<V, 32>), blocks, 256, smem, s, a);
+    if (L == 16) return H3_RUN((head_kernel<V, 16>), blocks, 256, smem, s, a);
+    return H3_RUN((head_kernel<V, 8>), blocks, 256, smem, s, a);
+}
+
+extern "C" cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype,
+                                           const int64_t ne[3], const int64_t st[2], const float *g,
+                                           float eps, bool round_first, h3_rows cos, h3_rows sin)
+{
+    const rope_args a = {x,     g,     cos.p,     sin.p,      ne[0] * ne[1], ne[1],
+                         ne[2], st[0], st[1],     cos.cols,   cos.st[0],     sin.st[0],
+                         eps,   dtype, cos.dtype, round_first};
+    const int size = dtype == K_F32 ? 4 : 2;
+    const bool wide = ne[2] % 8 == 0 && (uintptr_t)x % 16 == 0 && st[0] * size % 16 == 0 &&
+                      st[1] * size % 16 == 0;
+    return wide ? run_heads<8>(s, a) : run_heads<1>(s, a);
+}
+
+/* ---------------------------------------------------------------- the rest */
+
+static __global__ void transpose_kernel(const __grid_constant__ h3_rows y,
+                                        const __grid_constant__ h3_rows x)
+{
+    __shared__ float tile[32][33];
+    const int64_t i0 = (int64_t)blockIdx.y * 32, j0 = (int64_t)blockIdx.x * 32;
+    float u[1];
+
+    for (int k = threadIdx.y; k < 32; k += 8)
+        if (i0 + k < x.rows && j0 + threadIdx.x < x.cols) {
+            load<1>(x.p, x.dtype, row_at(x, i0 + k) + j0 + threadIdx.x, u);
+            tile[k][threadIdx.x] = u[0];
+        }
+    __syncthreads();
+    for (int k = threadIdx.y; k < 32; k += 8)
+        if (j0 + k < y.rows && i0 + threadIdx.x < y.cols) {
+            u[0] = tile[threadIdx.x][k];
+            store<1>(y.p, y.dtype, row_at(y, j0 + k) + i0 + threadIdx.x, u);
+        }
+}
+
+extern "C" cudaError_t h3_k_transpose(cudaStream_t s, h3_rows y, h3_rows x)
+{
+    if (x.rows * x.cols == 0) return cudaSuccess;
+    /* Rows on the axis that may be long: a tall matrix goes through in bands. */
+    const int64_t band = 65535LL * 32;
+    for (int64_t at = 0; at < x.rows; at += band) {
+        const int64_t n = x.rows - at < band ? x.rows - at : band;
+        const int xs = x.dtype == K_F32 ? 4 : 2, ys = y.dtype == K_F32 ? 4 : 2;
+        h3_rows xb = x, yb = y;
+        xb.p = (char *)x.p + at * x.st[0] * xs;
+        xb.rows = n;
+        yb.p = (char *)y.p + at * ys;
+        yb.cols = n;
+        const dim3 grid((unsigned)div_up(x.cols, 32), (unsigned)div_up(n, 32)), block(32, 8);
+        const cudaError_t e = H3_RUN(transpose_kernel, grid, block, 0, s, yb, xb);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}
+
+static __global__ void mean_groups_kernel(float *y, int64_t y_st, const float *x, int64_t S,
+                                          int64_t H, int64_t C, int64_t st_s, int64_t st_h,
+                                          int64_t J)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, per = C / J;
+    if (i >= S * J) return;
+    const int64_t s = i / J, j = i % J;
+    double sum = 0;
+    for (int64_t c = j * per; c < (j + 1) * per; c++) {
+        double over = 0;
+        for (int64_t h = 0; h < H; h++)
+            over += (double)x[s * st_s + h * st_h + c];
+        sum += over / (double)H;
+    }
+    y[s * y_st + j] = (float)(sum / (double)per);
+}
+
+extern "C" cudaError_t h3_k_mean_groups(cudaStream_t s, float *y, int64_t y_st, const float *x,
+                                        const int64_t ne[3], const int64_t st[2], int64_t groups)
+{
+    const int64_t n = ne[0] * groups;
+    if (n == 0) return cudaSuccess;
+    return H3_RUN(mean_groups_kernel, (unsigned)div_up(n, 128), 128, 0, s, y, y_st, x, ne[0], ne[1],
+                  ne[2], st[0], st[1], groups);
+}
+
+struct pixels_args {
+    float *y;
+    h3_rows x;
+    int64_t ys[3], t, h, w;
+    int pt, p;
+};
+
+static __global__ void unpatchify_kernel(pixels_args a)
+{
+    const int64_t W = a.w * a.p, n = 3 * a.t * a.pt * a.h * a.p * W;
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const int64_t px = i % W, line = i / W % (a.h * a.p), f = i / (W * a.h * a.p) % (a.t * a.pt),
+                  colour = i / (W * a.h * a.p * a.t * a.pt);
+    const int64_t r = (f / a.pt * a.h + line / a.p) * a.w + px / a.p;
+    const int64_t col = ((colour * a.pt + f % a.pt) * a.p + line % a.p) * a.p + px % a.p;
+    float u[1];
+    load<1>(a.x.p, a.x.dtype, row_at(a.x, r) + col, u);
+    a.y[colour * a.ys[0] + f * a.ys[1] + line * a.ys[2] + px] = u[0];
+}
+
+extern "C" cudaError_t h3_k_unpatchify(cudaStream_t s, float *y, const int64_t y_st[3], h3_rows x,
+                                       int64_t t, int64_t h, int64_t w, int pt, int p)
+{
+    const pixels_args a = {y, x, {y_st[0], y_st[1], y_st[2]}, t, h, w, pt, p};
+    const int64_t n = 3 * t * pt * h * p * w * p;
+    if (n == 0) return cudaSuccess;
+    return H3_RUN(unpatchify_kernel, (unsigned)div_up(n, 256), 256, 0, s, a);
+}
+
+struct fade_args {
+    float *y;
+    const float *a;
+    int64_t ys[3], as[3], ne[4], n;
+    int axis;
+};
+
+static __global__ void fade_kernel(fade_args a)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]) return;
+    const int64_t at[4] = {i / (a.ne[3] * a.ne[2] * a.ne[1]), i / (a.ne[3] * a.ne[2]) % a.ne[1],
+                           i / a.ne[3] % a.ne[2], i % a.ne[3]};
+    float *y = a.y + at[0] * a.ys[0] + at[1] * a.ys[1] + at[2] * a.ys[2] + at[3];
+    const float old = a.a[at[0] * a.as[0] + at[1] * a.as[1] + at[2] * a.as[2] + at[3]];
+    const int64_t k = a.axis == 0 ? at[0] : a.axis == 1 ? at[1] : a.axis == 2 ? at[2] : at[3];
+    const float ramp = (float)k / (float)a.n;
+    *y = old * (1.0f - ramp) + *y * ramp;
+}
+
+extern "C" cudaError_t h3_k_fade(cudaStream_t s, float *y, const int64_t y_st[3], const float *a,
+                                 const int64_t a_st[3], const int64_t ne[4], int axis, int64_t n)
+{
+    fade_args f = {y,
+                   a,
+                   {y_st[0], y_st[1], y_st[2]},
+                   {a_st[0], a_st[1], a_st[2]},
+                   {ne[0], ne[1], ne[2], ne[3]},
+                   n,
+                   axis};
+    f.ne[axis] = n;
+    const int64_t total = f.ne[0] * f.ne[1] * f.ne[2] * f.ne[3];
+    if (total == 0) return cudaSuccess;
+    return H3_RUN(fade_kernel, (unsigned)div_up(total, 256), 256, 0, s, f);
+}
+
+struct u8_args {
+    uint8_t *y;
+    const float *x;
+    int64_t ys[3], xs[3], F, H, W;
+    float mean[3], std[3];
+};
+
+static __global__ void to_u8_kernel(u8_args a)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.F * a.H * a.W) return;
+    const int64_t w = i % a.W, h = i / a.W % a.H, f = i / (a.W * a.H);
+#pragma unroll
+    for (int c = 0; c < 3; c++) {
+        const float p = a.x[c * a.xs[0] + f * a.xs[1] + h * a.xs[2] + w] * a.std[c];
+        const float v = p + a.mean[c];
+        const float u = (v > 0 ? v < 1 ? v : 1.0f : 0.0f) * 255.0f; // NaN becomes 0
+        a.y[f * a.ys[0] + h * a.ys[1] + w * a.ys[2] + c] = (uint8_t)(int)rintf(u);
+    }
+}
+
+extern "C" cudaError_t h3_k_to_u8(cudaStream_t s, uint8_t *y, const int64_t y_st[3], const float *x,
+                                  const int64_t x_st[3], const int64_t ne[3], const float *mean,
+                                  const float *std)
+{
+    const u8_args a = {
+        y,     x,     {y_st[0], y_st[1], y_st[2]}, {x_st[0], x_st[1], x_st[2]}, ne[0],
+        ne[1], ne[2], {mean[0], mean[1], mean[2]}, {std[0], std[1], std[2]}};
+    const int64_t n = ne[0] * ne[1] * ne[2];
+    if (n == 0) return cudaSuccess;
+    return H3_RUN(to_u8_kernel, (unsigned)div_up(n, 256), 256, 0, s, a);
+}

@@ -1,0 +1,228 @@
+/**
+ * The operations of a CUDA device against the reference: the table tests of tests/ops in f32 math,
+ * and what only this backend has: 16-bit tensor cores, attention kernels, e4m3, kept copies of
+ * weights. Without a GPU the program says so and passes.
+ */
+#include "staged.h"
+
+int table_tests(void); // what the file below calls main
+
+#define h3_dev_open open_staged
+#define main        table_tests
+#define N_SETUPS    1
+#include "../ops/test_ops.c"
+#undef main
+#undef h3_dev_open
+
+static h3_dev *open_cuda(const char *math)
+{
+    const h3_dev_opts opts = {.math = math};
+    h3_dev *d = NULL;
+    if (open_staged(&d, "cpu", &opts) != H3_OK) fail_msg("%s", h3_error());
+    return d;
+}
+
+/* RMS of the difference over RMS of the expectation. */
+static double relative(h3_tensor want, h3_tensor got)
+{
+    double e = 0, n = 0;
+    for (int64_t r = 0; r < h3_n_rows(want); r++)
+        for (int64_t c = 0, at = h3_row_offset(&want, r); c < want.ne[want.rank - 1]; c++) {
+            const double w = (double)h3_num_load(want.data, want.dtype, at + c);
+            const double d = (double)h3_num_load(got.data, got.dtype, at + c) - w;
+            e += d * d;
+            n += w * w;
+        }
+    return sqrt(e / (n > 0 ? n : 1));
+}
+
+#define CLOSE(out, limit, call)                                                       \
+    do {                                                                              \
+        h3_tensor y = clone(out);                                                     \
+        h3_dev *const fast_ = d;                                                      \
+        d = ref;                                                                      \
+        assert_int_equal(d->ops->call, H3_OK);                                        \
+        const h3_tensor want_ = y;                                                    \
+        y = clone(out);                                                               \
+        d = fast_;                                                                    \
+        if (d->ops->call != H3_OK) fail_msg("%s: %s", #call, h3_error());             \
+        const double e_ = relative(want_, y);                                         \
+        if (!(e_ <= (limit))) fail_msg("%s: %s off by %g", fast_->detail, #call, e_); \
+    } while (0)
+
+static h3_dev *ref;
+
+/* bf16 and f16 rows on tensor cores: 16-bit weights, weights of other types, biases. */
+static void test_tensor_cores(void **unused)
+{
+    static const h3_encoding enc[] = {H3_ENC_BF16, H3_ENC_F32, H3_ENC_F16};
+    h3_dev *d = open_cuda("auto");
+    (void)unused;
+    for (int i = 0; i < 12; i++) {
+        const int64_t S = i & 1 ? 130 : 5, K = 192, N = i & 2 ? 264 : 40;
+        const h3_dtype t = i & 4 ? H3_F16 : H3_BF16;
+        h3_weight w = weight_of(N, K);
+        plain_part(&w, enc[i % 3], N - 8, 1 / sqrtf((float)K));
+        plain_part(&w, enc[(i + 1) % 3], 8, 1 / sqrtf((float)K));
+        if (i & 1) with_bias(&w);
+        h3_tensor x = make(t, 8, EXTENTS(S, K)), out = make(t, 8, EXTENTS(S, N)),
+                  f32 = make(H3_F32, 4, EXTENTS(S, N));
+        fill(x, 1, 0);
+        CLOSE(out, 6e-3, gemm(d, y, x, &w, (h3_act)(i % 4)));
+        CLOSE(f32, 4e-3, gemm(d, y, x, &w, H3_ACT_NONE));
+        drop_all();
+    }
+    h3_dev_close(&d);
+}
+
+/* Both attention kernels of our own (and cuDNN where there is one) in 16 bit. */
+static void test_attention_16(void **unused)
+{
+    static const struct {
+        int64_t S, H, Hk, D;
+        int32_t cu[4];
+        int n;
+        bool causal;
+    } cases[] = {{200, 3, 3, 64, {0, 200}, 1, false},
+                 {150, 4, 2, 128, {0, 150}, 1, true},
+                 {300, 2, 2, 128, {0, 100, 200, 300}, 3, false},
+                 {97, 2, 1, 72, {0, 30, 30, 97}, 3, true},
+                 {130, 2, 2, 72, {0, 60, 130}, 2, false},
+                 {70, 2, 1, 256, {0, 70}, 1, true},
+                 {90, 2, 2, 256, {0, 90}, 1, false},
+                 {33, 1, 1, 16, {0, 33}, 1, true}};
+    h3_dev *d = open_cuda("auto");
+    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int v = 0; v < 2; v++) {
+            const h3_dtype t = v ? H3_F16 : H3_BF16;
+            const int64_t S = cases[i].S, H = cases[i].H, Hk = cases[i].Hk, D = cases[i].D;
+            h3_tensor all = make(t, 8, EXTENTS(S, (H + 2 * Hk) * D)),
+                      out = make(t, 0, EXTENTS(S, H, D));
+            fill(all, 1.5f, 0);
+            h3_tensor q = head_view(all, 0, H, D), k = head_view(all, H, Hk, D),
+                      w = head_view(all, H + Hk, Hk, D);
+            CLOSE(out, 6e-3,
+                  attention(d, y, q, k, w, 1 / sqrtf((float)D), cases[i].cu, cases[i].n,
+                            cases[i].causal));
+            drop_all();
+        }
+    h3_dev_close(&d);
+}
+
+/* Products whose rows come quantised from the operation before, and those that quantise themselves.
+ */
+static void test_e4m3(void **unused)
+{
+    enum { S = 1600, C = 256, F = 512 };
+    h3_dev *d = open_cuda("fp8");
+    (void)unused;
+    h3_weight w = weight_of(F, C);
+    plain_part(&w, H3_ENC_BF16, F, 0.1f);
+    h3_tensor x = normal(H3_BF16, 0, EXTENTS(S, C)), out = make(H3_BF16, 0, EXTENTS(S, F));
+    CLOSE(out, 0.05, gemm(d, y, x, &w, H3_ACT_NONE));
+    drop_all();
+    h3_dev_close(&d);
+
+    /* On the device without staging: norm, product, product after silu. */
+    const h3_dev_opts opts = {.math = "fp8"};
+    assert_int_equal(h3_dev_open(&d, "cuda", &opts), H3_OK);
+    h3_tensor hx = normal(H3_BF16, 0, EXTENTS(S, C)), mod = normal(H3_BF16, 0, EXTENTS(3, 6, C)),
+              row = indices(S, 3, false), hy = make(H3_BF16, 0, EXTENTS(S, F)),
+              hz = make(H3_BF16, 0, EXTENTS(S, C));
+    h3_weight a = weight_of(F, C), b = weight_of(C, F / 2);
+    plain_part(&a, H3_ENC_BF16, F, 0.1f);
+    plain_part(&b, H3_ENC_BF16, C, 0.1f);
+    h3_tensor dx, dm, dr, dh, dy, ds, dz;
+    const int64_t nx[] = {S, C}, nm[] = {3, 6, C}, nr[] = {S}, ny[] = {S, F}, ns[] = {S, F / 2};
+    assert_int_equal(h3_dev_alloc(d, &dx, H3_BF16, 2, nx), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &dm, H3_BF16, 3, nm), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &dr, H3_I32, 1, nr), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &dh, H3_BF16, 2, nx), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &dy, H3_BF16, 2, ny), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &ds, H3_BF16, 2, ns), H3_OK);
+    assert_int_equal(h3_dev_alloc(d, &dz, H3_BF16, 2, nx), H3_OK);
+    assert_int_equal(h3_dev_upload(d, dx, hx.data), H3_OK);
+    assert_int_equal(h3_dev_upload(d, dm, mod.data), H3_OK);
+    assert_int_equal(h3_dev_upload(d, dr, row.data), H3_OK);
+    const h3_tensor none_t = none();
+    for (int i = 0; i < 2; i++) { // the reference, then the device
+        h3_dev *e = i ? d : ref;
+        h3_tensor X = i ? dx : hx, M = i ? dm : mod, R = i ? dr : row,
+                  H = i ? dh : make(H3_BF16, 0, EXTENTS(S, C)), Y = i ? dy : hy,
+                  Sm = i ? ds : make(H3_BF16, 0, EXTENTS(S, F / 2)), Z = i ? dz : hz;
+        assert_int_equal(e->ops->rms_norm_mod(e, H, X, none_t, 1e-5f, M, 0, 1, R), H3_OK);
+        assert_int_equal(e->ops->gemm(e, Y, H, &a, H3_ACT_NONE), H3_OK);
+        assert_int_equal(
+            e->ops->silu_mul(e, Sm, h3_slice(Y, 1, 0, F / 2), h3_slice(Y, 1, F / 2, F / 2)), H3_OK);
+        if (e->ops->gemm(e, Z, Sm, &b, H3_ACT_NONE) != H3_OK) fail_msg("%s", h3_error());
+    }
+    h3_tensor got = make(H3_BF16, 0, EXTENTS(S, C));
+    assert_int_equal(h3_dev_download(d, got.data, dz), H3_OK);
+    const double e = relative(hz, got);
+    if (!(e < 0.08)) fail_msg("e4m3 chain off by %g", e);
+    h3_tensor *const all[] = {&dx, &dm, &dr, &dh, &dy, &ds, &dz};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        h3_dev_free(d, all[i]);
+    h3_dev_weight_free(d, &a);
+    h3_dev_weight_free(d, &b);
+    drop_all();
+    h3_dev_close(&d);
+}
+
+/* e4m3 attention: one long document. */
+static void test_attention_e4m3(void **unused)
+{
+    enum { S = 1664, H = 2, D = 128 };
+    const int32_t cu[] = {0, S};
+    h3_dev *d = open_cuda("fp8");
+    (void)unused;
+    h3_tensor all = make(H3_BF16, 0, EXTENTS(S, 3 * H * D)),
+              out = make(H3_BF16, 0, EXTENTS(S, H, D));
+    fill(all, 1, 0);
+    h3_tensor q = head_view(all, 0, H, D), k = head_view(all, H, H, D),
+              w = head_view(all, 2 * H, H, D);
+    CLOSE(out, 0.08, attention(d, y, q, k, w, 1 / sqrtf((float)D), cu, 1, false));
+    drop_all();
+    h3_dev_close(&d);
+}
+
+/* A name as argument (with * for any run) picks tests. */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_encodings),
+        cmocka_unit_test(test_lora),
+        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_group_norm),
+        cmocka_unit_test(test_head_norm_rope),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_elementwise),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_exact),
+        cmocka_unit_test(test_check_finite),
+        cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_conv_transpose1d),
+        cmocka_unit_test(test_snake),
+        cmocka_unit_test(test_math_names),
+        cmocka_unit_test(test_every_entry_is_fast),
+        cmocka_unit_test(test_tensor_cores),
+        cmocka_unit_test(test_attention_16),
+        cmocka_unit_test(test_e4m3),
+        cmocka_unit_test(test_attention_e4m3),
+    };
+    h3_dev *d = NULL;
+
+    if (h3_dev_open(&d, "cuda", NULL) != H3_OK) {
+        printf("no CUDA device, nothing was tested: %s\n", h3_error());
+        return 0;
+    }
+    printf("%s\n", d->detail);
+    h3_dev_close(&d);
+    if (h3_dev_open(&ref, "ref", NULL) != H3_OK) return 1;
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    h3_dev_close(&ref);
+    return failed;
+}
