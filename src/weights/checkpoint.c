@@ -311,7 +311,7 @@ static h3_status check_role(h3_checkpoint *ck, h3_role role)
 
     if (n->role == H3_ROLE_DIT && n->layout == H3_LAYOUT_ORIGINAL)
         for (int64_t i = 0; i < h3_manifest_count(ck->m); i++) {
-            const char *name = h3_manifest_at(ck->m, i)->name + strlen(n->prefix);
+            const char *name = h3_names_strip(n->prefix, h3_manifest_at(ck->m, i)->name);
             if (strncmp(name, "transformer_blocks.", 19) == 0)
                 return h3_fail(H3_E_FORMAT, "%s: mixes released names with diffusers' (\"%s\")",
                                ck->path, name);

@@ -121,6 +121,9 @@ typedef struct h3_ckpt_use {
  *  `vectors`, which belong to the whole. */
 h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern);
 
+/** Names, sizes and a few bytes from the middle of every stored tensor, wherever the files lie. */
+uint64_t h3_ckpt_fingerprint(const h3_checkpoint *ck);
+
 /** The names that no such model has, shortened ("a, b, c and 4 more"), for a warning; malloc'd,
  * NULL when there are none. */
 char *h3_ckpt_strangers(const h3_checkpoint *ck);

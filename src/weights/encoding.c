@@ -122,7 +122,7 @@ static h3_status read_descriptor(const h3_quant_rules *r, const h3_entry *e, con
 /* Module name of a tensor: without prefix and ".weight". malloc'd. */
 static char *module_of(const h3_quant_rules *r, const h3_entry *e, bool keep_prefix)
 {
-    const char *s = e->name + (keep_prefix ? 0 : strlen(r->prefix));
+    const char *s = keep_prefix ? e->name : h3_names_strip(r->prefix, e->name);
     size_t n = strlen(s);
     if (n > 7 && strcmp(s + n - 7, ".weight") == 0) n -= 7;
     return h3_strdupf("%.*s", (int)n, s);

@@ -61,16 +61,21 @@ const char *h3_role_name(h3_role r)
 static const char *const prefixes[] = {"model.diffusion_model.", "diffusion_model.",
                                        "first_stage_model.", "transformer.", "vae."};
 
-/* The prefix that every name has, or "". */
+const char *h3_names_strip(const char *prefix, const char *name)
+{
+    return starts(name, prefix) ? name + strlen(prefix) : name;
+}
+
+/* The prefix that most names have, or "": strangers may come without it. */
 static const char *common_prefix(const h3_manifest *m)
 {
     const int64_t n = h3_manifest_count(m);
 
-    for (size_t k = 0; k < sizeof prefixes / sizeof *prefixes && n > 0; k++) {
-        int64_t i = 0;
-        while (i < n && starts(h3_manifest_at(m, i)->name, prefixes[k]))
-            i++;
-        if (i == n) return prefixes[k];
+    for (size_t k = 0; k < sizeof prefixes / sizeof *prefixes; k++) {
+        int64_t with = 0;
+        for (int64_t i = 0; i < n; i++)
+            with += starts(h3_manifest_at(m, i)->name, prefixes[k]);
+        if (2 * with > n) return prefixes[k];
     }
     return "";
 }
@@ -122,13 +127,11 @@ static void find_deepstack(h3_naming *out, const h3_manifest *m)
 void h3_names_detect(h3_naming *out, const h3_manifest *m)
 {
     seen s = {0};
-    size_t skip;
 
     memset(out, 0, sizeof *out);
     out->prefix = common_prefix(m);
-    skip = strlen(out->prefix);
     for (int64_t i = 0; i < h3_manifest_count(m); i++)
-        look_at(&s, h3_manifest_at(m, i)->name + skip);
+        look_at(&s, h3_names_strip(out->prefix, h3_manifest_at(m, i)->name));
     if (s.lora) {
         out->role = H3_ROLE_LORA;
         out->prefix = ""; // adapters mix prefixes; lora.c strips each name
@@ -311,11 +314,12 @@ static const struct {
 
 bool h3_names_canonical(h3_canonical *c, const h3_naming *n, const char *source)
 {
-    const size_t skip = strlen(n->prefix), len = strlen(source + skip);
+    const char *name = h3_names_strip(n->prefix, source);
+    const size_t len = strlen(name);
 
     memset(c, 0, sizeof *c);
     if (len + 16 >= sizeof c->name) return false;
-    memcpy(c->name, source + skip, len + 1);
+    memcpy(c->name, name, len + 1);
     for (size_t i = 0; i < sizeof companions / sizeof *companions; i++)
         if (ends(c->name, companions[i].suffix)) {
             c->companion = companions[i].companion;

@@ -19,7 +19,7 @@ typedef enum h3_layout {
 typedef struct h3_naming {
     h3_role role;
     h3_layout layout;
-    const char *prefix; ///< in front of every name, "" when none
+    const char *prefix; ///< in front of the model's names, "" when none
     char other[64];     ///< what it is when role is H3_ROLE_OTHER
     int deepstack[8];   ///< LLAMA vision: layer numbers, ascending
     int n_deepstack;
@@ -56,6 +56,9 @@ typedef struct h3_canonical {
 
 /** Looks at all names of a manifest. Never fails: role H3_ROLE_UNKNOWN says "nothing known". */
 void h3_names_detect(h3_naming *out, const h3_manifest *m);
+
+/** `name` without the prefix, where it has it. */
+const char *h3_names_strip(const char *prefix, const char *name);
 
 /** Canonical form of one source name; false when it is too long to be one of ours. */
 bool h3_names_canonical(h3_canonical *out, const h3_naming *n, const char *source);

@@ -1,4 +1,6 @@
 /** What a bound checkpoint takes in memory; see h3_ckpt_usage. Read by the memory plan. */
+#include <string.h>
+
 #include "checkpoint_impl.h"
 
 static void add_item(h3_ckpt_use *u, const h3_item *it)
@@ -31,4 +33,29 @@ h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern)
     for (size_t i = 0; i < ck->n_vectors; i++)
         u.vectors += (size_t)h3_numel(ck->vectors[i].t) * sizeof(float);
     return u;
+}
+
+static uint64_t mix(uint64_t h, const void *p, size_t n)
+{
+    const unsigned char *b = p;
+
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ b[i]) * 0x100000001b3u; // FNV-1a
+    return h;
+}
+
+uint64_t h3_ckpt_fingerprint(const h3_checkpoint *ck)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    const int64_t n = h3_manifest_count(ck->m);
+
+    for (int64_t i = 0; i < n; i++) {
+        const h3_entry *e = h3_manifest_at(ck->m, i);
+        const size_t take = e->bytes < 16 ? e->bytes : 16;
+        h = mix(h, e->name, strlen(e->name));
+        h = mix(h, &e->bytes, sizeof e->bytes);
+        if (take) h = mix(h, e->data + (e->bytes - take) / 2, take);
+    }
+    h = mix(h, &ck->qkv, sizeof ck->qkv);
+    return h;
 }

@@ -323,6 +323,43 @@ static void test_order_override(void **state)
     h3_ckpt_close(&ck);
 }
 
+/* ComfyUI's prefix on the model's names, none on a stranger's: the model is read, the stranger
+ * told. */
+static void test_prefix(void **state)
+{
+    char *path = temporary(".safetensors"), *text;
+    const int64_t one = 1, big = 1ll << 40;
+    h3_manifest *m = NULL;
+    h3_writer *w = NULL;
+    h3_checkpoint *ck = NULL;
+    h3_geometry g;
+
+    (void)state;
+    must(h3_manifest_open(&m, DATA "formats/hostile/dt-valid.safetensors"));
+    must(h3_writer_open(&w, path));
+    for (int64_t i = 0; i < h3_manifest_count(m); i++) {
+        const h3_entry *e = h3_manifest_at(m, i);
+        char *name = h3_strdupf("model.diffusion_model.%s", e->name);
+        must(h3_writer_declare(w, name, (h3_dtype)e->dtype, e->rank, e->ne));
+        free(name);
+    }
+    must(h3_writer_declare(w, "unknown.module.weight", H3_I64, 1, &one));
+    must(h3_writer_begin(w));
+    for (int64_t i = 0; i < h3_manifest_count(m); i++)
+        must(h3_writer_put(w, h3_manifest_at(m, i)->data, h3_manifest_at(m, i)->bytes));
+    must(h3_writer_put(w, &big, 8));
+    must(h3_writer_commit(&w));
+    must(h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL));
+    must(h3_geometry_read(&g, ck, NULL));
+    text = h3_ckpt_strangers(ck);
+    assert_string_equal(text, "unknown.module.weight");
+    free(text);
+    h3_ckpt_close(&ck);
+    h3_manifest_close(&m);
+    unlink(path);
+    free(path);
+}
+
 /* ---- row order statistics ---- */
 
 /* A curve-form DiT of one block whose q, k and v rows have different magnitudes. */
@@ -554,9 +591,10 @@ int main(void)
         cmocka_unit_test(test_decoders),       cmocka_unit_test(test_crossing_blocks),
         cmocka_unit_test(test_scalars),        cmocka_unit_test(test_whole_weight),
         cmocka_unit_test(test_layouts),        cmocka_unit_test(test_binding),
-        cmocka_unit_test(test_order_override), cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_convert),        cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_parts),          cmocka_unit_test(test_json),
+        cmocka_unit_test(test_order_override), cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_statistics),     cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_inspect),        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
