@@ -500,7 +500,8 @@ static bool is_answered_early(srv_req *r)
     const char *length = srv_header(r, "Content-Length");
 
     if (!fault_of(r)->http) return false;
-    return srv_header(r, "Expect") || (length && strtoll(length, NULL, 10) > DRAIN_MAX);
+    return r->must_close || srv_header(r, "Expect") ||
+           (length && strtoll(length, NULL, 10) > DRAIN_MAX);
 }
 
 /* Bytes of a body. False: cut the connection. */
@@ -515,7 +516,7 @@ static bool take_data(srv_req *r, const char *data, size_t n)
     return (r->dropped += (int64_t)n) <= DRAIN_MAX;
 }
 
-static enum MHD_Result finish(srv_req *r, const char *method, const char *url)
+static enum MHD_Result answer(srv_req *r, const char *method, const char *url)
 {
     if (strcmp(method, MHD_HTTP_METHOD_OPTIONS) == 0 &&
         (r->fault.http == 405 || r->fault.http == 404))
@@ -532,6 +533,15 @@ static enum MHD_Result finish(srv_req *r, const char *method, const char *url)
         return srv_answer(r, 405, a);
     }
     return srv_answer_fault(r, fault_of(r));
+}
+
+/* What the request had uploaded is gone before its client hears the answer. */
+static enum MHD_Result finish(srv_req *r, const char *method, const char *url)
+{
+    const enum MHD_Result ok = answer(r, method, url);
+
+    srv_body_free(&r->body);
+    return ok;
 }
 
 static enum MHD_Result on_request(void *user, struct MHD_Connection *c, const char *url,
