@@ -83,6 +83,8 @@ int64_t h3_video_vae_frames(const h3_video_vae *v, int64_t latent_frames);
  * Decodes z [24, T, h, w] f32 (host, or memory of `d`): h * 16 x w * 16 pixels, frames to `sink`.
  * `opts` may be NULL. Scratch is reserved here when the device's arena is empty; otherwise it must
  * hold h3_video_vae_decode_bytes. On a plan device nothing is computed and `sink` is not called.
+ * Over ranks (d->comm) all call this with the same latents and share the tiles; frames, progress and
+ * errors of the sink are rank 0's alone.
  * H3_E_ARG (T < 3), H3_E_NUMERIC (NaN in a tile), H3_E_CANCELLED, or the sink's error.
  */
 H3_NODISCARD h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,

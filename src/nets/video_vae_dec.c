@@ -10,10 +10,12 @@
  * Everything after the transformer works on ImageNet-normalised RGB: seams and fades come before
  * clamping, as in the reference.
  */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm.h"
 #include "size.h"
 #include "vae_config.h"
 #include "video_vae_net.h"
@@ -118,6 +120,8 @@ static void release(const h3_dev *d, h3_store *s, int group)
 {
     if (!d->is_plan) h3_store_release(s, group);
 }
+
+enum { MAX_BATCH = 64 }; ///< tiles in flight
 
 /* What a decode needs all the time; the arena holds the tensors. */
 typedef struct decode_run {
@@ -363,12 +367,11 @@ static h3_status check_numbers(decode_run *r, int64_t job, const int *bad)
         (long long)(job % per_clip), (long long)(job / per_clip), h3_dtype_name(r->o.act));
 }
 
-/* Jobs [job, job + n): through the network, then one after another into their clips. */
-static h3_status run_batch(decode_run *r, h3_tensor *pixels, int64_t job, int n, int *bad)
+/* Jobs [job, job + n) that went through the network: one after another into their clips. */
+static h3_status finish_batch(decode_run *r, const h3_tensor *pixels, int64_t job, int n, int *bad)
 {
     const int64_t per_clip = r->y.n * r->x.n;
 
-    H3_TRY(tiles_forward(r, pixels, job, n));
     for (int k = 0; k < n; k++) {
         const int64_t clip = (job + k) / per_clip, tile = (job + k) % per_clip;
         if (job + k == 0) h3_tap(r->d, pixels[k], "pixels");
@@ -379,6 +382,26 @@ static h3_status run_batch(decode_run *r, h3_tensor *pixels, int64_t job, int n,
         H3_TRY(emit_clip(r, clip));
     }
     return check_numbers(r, job, bad);
+}
+
+/* Batches go round the ranks; what a rank made goes to rank 0, where seams, fades and frames are.
+ * The batches are those of one rank, so the numbers are too. */
+static h3_status run_batch(decode_run *r, const h3_tensor *pixels, int64_t job, int n, int *bad)
+{
+    h3_comm *c = r->d->comm;
+    const int me = h3_comm_rank(c), owner = (int)(job / r->batch % h3_comm_size(c));
+    h3_message tile[MAX_BATCH];
+
+    assert(n <= MAX_BATCH);
+    if (owner != me && me != 0) return H3_OK;
+    if (owner == me) H3_TRY(tiles_forward(r, pixels, job, n));
+    for (int k = 0; k < n; k++)
+        tile[k] = (h3_message){owner == me ? 0 : owner, pixels[k].data,
+                               (size_t)h3_numel(pixels[k]) * sizeof(float)};
+    if (owner != 0)
+        H3_TRY(me == 0 ? h3_comm_exchange(c, r->d, NULL, 0, tile, n)
+                       : h3_comm_exchange(c, r->d, tile, n, NULL, 0));
+    return me == 0 ? finish_batch(r, pixels, job, n, bad) : H3_OK;
 }
 
 static h3_status run_jobs(decode_run *r)
@@ -393,10 +416,13 @@ static h3_status run_jobs(decode_run *r)
     for (int64_t k = 0; st == H3_OK && k < r->batch; k++)
         pixels[k] = h3_scratch_4d(d, H3_F32, 3, r->clips.clip_frames, r->y.tile, r->x.tile);
     if (st == H3_OK) st = h3_scratch_check(d, "video VAE tile pixels");
+    if (st == H3_OK && !d->is_plan)
+        st = h3_comm_same(d->comm, (uint64_t)r->batch, "the number of tiles in flight");
     for (int64_t job = 0; st == H3_OK && job < total; job += r->batch) {
         const int n = (int)(total - job < r->batch ? total - job : r->batch);
         st = run_batch(r, pixels, job, n, &bad);
-        if (st == H3_OK && r->o.progress) r->o.progress(r->o.progress_user, job + n, total);
+        if (st == H3_OK && r->o.progress && h3_comm_rank(d->comm) == 0)
+            r->o.progress(r->o.progress_user, job + n, total);
     }
     free(pixels);
     h3_arena_release(&d->scratch, mark);
@@ -554,6 +580,7 @@ static h3_status plan_run(decode_run *r, h3_tensor z)
     const int64_t jobs = r->clips.n_clips * r->y.n * r->x.n;
     r->batch = r->o.tiles_in_flight > 0 ? r->o.tiles_in_flight : 1;
     if (r->batch > jobs) r->batch = jobs;
+    if (r->batch > MAX_BATCH) r->batch = MAX_BATCH;
     if (r->batch > INT32_MAX / r->n_tokens)
         return h3_fail(H3_E_ARG, "%lld tiles in flight are too many", (long long)r->batch);
     return H3_OK;
