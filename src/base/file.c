@@ -4,9 +4,11 @@
  */
 #include "file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -250,6 +252,26 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
     }
     free(dir);
     return st;
+}
+
+void h3_atomic_sweep(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? h3_strdupf("%.*s", (int)(slash - path) + 1, path) : h3_strdupf(".");
+    char *prefix = h3_strdupf(".%s.part-", slash ? slash + 1 : path);
+    const size_t n = strlen(prefix);
+    DIR *d = opendir(dir);
+
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const long pid = strncmp(e->d_name, prefix, n) == 0 ? strtol(e->d_name + n, NULL, 10) : 0;
+        if (pid <= 0 || kill((pid_t)pid, 0) == 0 || errno != ESRCH) continue;
+        char *stale = h3_path_join(dir, e->d_name);
+        unlink(stale);
+        free(stale);
+    }
+    if (d) closedir(d);
+    free(prefix);
+    free(dir);
 }
 
 h3_status h3_atomic_open(h3_atomic *a, const char *path)

@@ -65,6 +65,8 @@ typedef struct h3_atomic {
 H3_NODISCARD h3_status h3_atomic_open(h3_atomic *a, const char *path);
 /** Only reserves the temporary name (a->tmp) and checks that the folder is writable. */
 H3_NODISCARD h3_status h3_atomic_reserve(h3_atomic *a, const char *path);
+/** Removes temporaries of `path` whose process no longer lives (it was killed). */
+void h3_atomic_sweep(const char *path);
 H3_NODISCARD h3_status h3_atomic_commit(h3_atomic *a);
 void h3_atomic_abort(h3_atomic *a);
 

@@ -129,7 +129,7 @@ static h3_status check_options(const h3_mux_opt *o)
     return H3_OK;
 }
 
-h3_status h3_mux_check(const h3_mux_opt *opt)
+static h3_status check_encoders(const h3_mux_opt *opt)
 {
     const AVCodec *c;
 
@@ -158,7 +158,8 @@ static h3_status set_quality(h3_mux *m, AVCodecContext *c)
         av_opt_set(c->priv_data, "allow_skip_frames", "0", 0);
         return H3_OK;
     }
-    if (av_opt_set(c->priv_data, "preset", preset, 0) < 0 ||
+    if (!h3_mux_has_preset(preset) || // libx264 itself would complain on stderr
+        av_opt_set(c->priv_data, "preset", preset, 0) < 0 ||
         av_opt_set_int(c->priv_data, "crf", o->crf, 0) < 0)
         return h3_fail(H3_E_ARG, "libx264 refuses preset \"%s\" or crf %d", preset, o->crf);
     return H3_OK;
@@ -191,6 +192,22 @@ static h3_status open_video(h3_mux *m, const AVCodec *codec)
                        m->codec, o->width, o->height, o->preset ? o->preset : "medium", o->crf,
                        h3_av_text(err));
     return H3_OK;
+}
+
+h3_status h3_mux_check(const h3_mux_opt *opt)
+{
+    h3_mux m = {.opt = *opt};
+    const AVCodec *codec = NULL;
+    h3_status st;
+
+    h3_av_quiet();
+    H3_TRY(check_encoders(opt));
+    H3_TRY(pick_codec(&codec, opt));
+    m.codec = h3_strdupf("%s", codec->name);
+    st = open_video(&m, codec); // a preset it does not know shows only now
+    avcodec_free_context(&m.enc[VIDEO]);
+    free(m.codec);
+    return st;
 }
 
 static h3_status open_audio(h3_mux *m)
@@ -329,7 +346,7 @@ h3_status h3_mux_open(h3_mux **out, const char *path, const h3_mux_opt *opt)
 
     *out = NULL;
     h3_av_quiet();
-    H3_TRY(h3_mux_check(opt));
+    H3_TRY(check_encoders(opt));
     H3_TRY(pick_codec(&codec, opt));
     m = calloc(1, sizeof *m);
     if (!m) return h3_fail(H3_E_NOMEM, "%s: no memory for the writer", path);

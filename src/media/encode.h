@@ -58,8 +58,9 @@ typedef struct h3_mux h3_mux;
 /** Defaults: 24 fps, 32 kHz stereo, codec auto, crf 18, no metadata lines. */
 h3_mux_opt h3_mux_default(int width, int height, int64_t n_frames);
 
-/** Whether the encoder `codec` ("auto" = any of them) and AAC exist in this build of libavcodec;
- * fails with the sentence of h3_mux_open. For a check before hours of sampling. */
+/** Whether the encoder `codec` ("auto" = any of them) and AAC exist in this build of libavcodec and
+ * take this size, preset and quality; fails with the sentence of h3_mux_open. For a check before
+ * hours of sampling. */
 H3_NODISCARD h3_status h3_mux_check(const h3_mux_opt *opt);
 
 H3_NODISCARD h3_status h3_mux_open(h3_mux **out, const char *path, const h3_mux_opt *opt);
@@ -77,8 +78,11 @@ H3_NODISCARD h3_status h3_mux_finish(h3_mux **m);
 /** Drops the file and frees *m. Accepts NULL. */
 void h3_mux_abort(h3_mux **m);
 
-/** What a writer takes at most while frames come, or when it finishes; for memory plans. Packets that
- *  wait for late sound are not in it. Measured on libx264 164. */
+/** Whether libx264 has a preset of that name; NULL is "medium". */
+bool h3_mux_has_preset(const char *name);
+
+/** What a writer takes at most while frames come, or when it finishes; for memory plans. Packets
+ * that wait for late sound are not in it. Measured on libx264 164. */
 size_t h3_mux_bytes(const h3_mux_opt *opt, bool is_finishing);
 
 /** Name of the video encoder in use, e.g. "libx264". */

@@ -25,18 +25,22 @@ static const preset_row presets[] = {
 
 static const double waiting_pixel = 3.6; // bytes
 
+/* NULL when libx264 has no such preset. */
 static const preset_row *find_preset(const char *name)
 {
-    const preset_row *p = &presets[5];
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
+        if (strcmp(name ? name : "medium", presets[i].name) == 0) return &presets[i];
+    return NULL;
+}
 
-    for (size_t i = 0; name && i < sizeof presets / sizeof *presets; i++)
-        if (strcmp(name, presets[i].name) == 0) p = &presets[i];
-    return p;
+bool h3_mux_has_preset(const char *name)
+{
+    return find_preset(name) != NULL;
 }
 
 size_t h3_mux_bytes(const h3_mux_opt *opt, bool is_finishing)
 {
-    const preset_row *p = find_preset(opt->preset);
+    const preset_row *known = find_preset(opt->preset), *p = known ? known : find_preset(NULL);
     const double pixels = (double)(opt->width + 64) * (double)(opt->height + 64);
     const bool is_short = opt->n_frames && opt->n_frames <= p->waiting;
     const double waiting = waiting_pixel * (double)(is_short ? opt->n_frames : p->waiting);

@@ -2,9 +2,8 @@
  * The order of the rooms: plan, text, encode, sample, decode, mux. Weights of a phase are opened
  * when it begins and dropped when it ends, so that no two networks are in memory together.
  */
-#include "job.h"
+#include "job_ranks.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,22 +93,6 @@ static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
     return st;
 }
 
-/* Silence and a flat picture are legal, but a person wants to know. */
-static h3_status check_sound(h3_job *j, const float *pcm, int64_t n)
-{
-    float peak = 0;
-
-    for (int64_t i = 0; i < 2 * n; i++) {
-        if (!isfinite(pcm[i]))
-            return h3_fail(H3_E_NUMERIC, "sound decoder: sample %lld is NaN or infinite",
-                           (long long)i);
-        if (fabsf(pcm[i]) > peak) peak = fabsf(pcm[i]);
-    }
-    if (peak < 1e-4f)
-        h3_job_say(j, H3_EVENT_WARNING, "the sound is silent (peak %.1e)", (double)peak);
-    return H3_OK;
-}
-
 static h3_status decode_picture(h3_job *j, h3_output *out)
 {
     const int64_t ne[4] = {H3_VIDEO_CHANNELS, j->latents.t, j->latents.h, j->latents.w};
@@ -150,6 +133,24 @@ static int list_meta(h3_meta *out, const json_t *settings)
     return n;
 }
 
+/* Black and flat pictures are legal, but a person wants to know. */
+static void warn_picture(h3_job *j, const h3_output *out)
+{
+    if (h3_output_is_flat(out))
+        h3_job_say(j, H3_EVENT_WARNING, "the picture is one flat colour throughout");
+    else if (h3_output_mean(out) < 1.0)
+        h3_job_say(j, H3_EVENT_WARNING, "the picture is black (mean %.2f of 255)",
+                   h3_output_mean(out));
+}
+
+/* What another rank does of the decoding: tiles. */
+static h3_status help_decode(h3_job *j)
+{
+    if (!j->rq->out_path && !j->rq->frames_dir) return H3_OK;
+    h3_job_turn(j, H3_FIT_DECODE);
+    return decode_picture(j, NULL);
+}
+
 h3_status h3_job_decode(h3_job *j)
 {
     const int width = (int)j->latents.w * 16, height = (int)j->latents.h * 16;
@@ -160,11 +161,12 @@ h3_status h3_job_decode(h3_job *j)
     int64_t n = 0;
     h3_status st;
 
+    if (!h3_job_is_first(j)) return help_decode(j);
     H3_TRY(h3_decode_clips_init(&clips, j->latents.t, H3_CLIP_RULE));
     h3_job_turn(j, H3_FIT_SOUND);
     h3_job_phase(j, "sound", 0.75, 0.8);
     st = decode_sound(j, &pcm, &n);
-    if (st == H3_OK) st = check_sound(j, pcm, n);
+    if (st == H3_OK) st = h3_job_check_sound(j, pcm, n);
     if (st != H3_OK) goto done;
     h3_tap(j->e->dev, h3_tensor_2d(pcm, H3_F32, 2, n), "audio");
     h3_job_phase_end(j);
@@ -184,8 +186,7 @@ h3_status h3_job_decode(h3_job *j)
         h3_output_abort(&out);
     if (st != H3_OK) goto done;
     h3_job_phase_end(j);
-    if (h3_output_is_flat(&out))
-        h3_job_say(j, H3_EVENT_WARNING, "the picture is one flat colour throughout");
+    warn_picture(j, &out);
     snprintf(j->rs->codec, sizeof j->rs->codec, "%s", out.codec);
     j->rs->width = width;
     j->rs->height = height;
@@ -248,11 +249,22 @@ static char *beside_output(const h3_request *rq, const char *given, const char *
     return h3_strdupf("%.*s%s", (int)n, base, suffix);
 }
 
-static h3_status save_latents(h3_job *j)
+/* A disk that cannot take the latents may still take the video: that is not the end. */
+static void save_latents(h3_job *j)
 {
-    if (!j->rq->save_latents) return H3_OK;
-    H3_TRY(h3_latents_write(j->latents_path, &j->latents));
-    return H3_OK;
+    if (!j->rq->save_latents) return;
+    if (h3_latents_write(j->latents_path, &j->latents) == H3_OK)
+        j->has_latents = true;
+    else
+        h3_job_say(j, H3_EVENT_WARNING, "the latents are not saved, decoding goes on: %s",
+                   h3_error());
+}
+
+/* A checkpoint is of use until something that is further on lies on the disk. */
+static void drop_checkpoint(h3_job *j)
+{
+    if (j->saved_step) unlink(j->checkpoint_path);
+    j->saved_step = 0;
 }
 
 /* Latents outlive a failure after sampling, and the sentence says how to go on. */
@@ -260,7 +272,7 @@ static h3_status explain_latents(const h3_job *j, h3_status st)
 {
     char text[512];
 
-    if (!j->rq->save_latents) return st;
+    if (!j->has_latents) return h3_job_explain_checkpoint(j, st);
     snprintf(text, sizeof text, "%s", h3_error());
     return h3_fail(st, "%s (the latents are kept: h3av decode %s -o FILE finishes the run)", text,
                    j->latents_path);
@@ -285,6 +297,21 @@ h3_status h3_job_load(h3_job *j)
     return prepare_inputs(j);
 }
 
+/* A file that is no checkpoint is refused before anything is computed. The run that goes on was
+ * perhaps killed while it wrote: what is left of that goes away. */
+static h3_status check_resume(const h3_job *j)
+{
+    h3_checkpoint_file c;
+
+    if (!j->rq->resume_path) return H3_OK;
+    H3_TRY(h3_checkpoint_read(&c, j->rq->resume_path));
+    h3_checkpoint_free(&c);
+    h3_atomic_sweep(j->checkpoint_path);
+    h3_atomic_sweep(j->latents_path);
+    if (j->rq->out_path) h3_atomic_sweep(j->rq->out_path);
+    return H3_OK;
+}
+
 h3_status h3_job_run(h3_job *j)
 {
     h3_status st;
@@ -292,10 +319,13 @@ h3_status h3_job_run(h3_job *j)
     j->latents_path = beside_output(j->rq, j->rq->latents_path, ".latents");
     j->checkpoint_path = beside_output(j->rq, j->rq->checkpoint_path, ".checkpoint");
     h3_job_phase(j, "load", 0, 0.02);
+    H3_TRY(check_resume(j));
     H3_TRY(h3_job_load(j));
-    H3_TRY(h3_output_check(j->rq, (int)j->plan->canvas.width, (int)j->plan->canvas.height,
-                           j->plan->n_frames));
+    if (h3_job_is_first(j))
+        H3_TRY(h3_output_check(j->rq, (int)j->plan->canvas.width, (int)j->plan->canvas.height,
+                               j->plan->n_frames));
     H3_TRY(h3_job_present(j));
+    H3_TRY(h3_job_same_request(j));
     H3_TRY(h3_job_plan_memory(j));
     h3_job_phase_end(j);
     h3_job_turn(j, H3_FIT_TEXT);
@@ -319,12 +349,13 @@ h3_status h3_job_run(h3_job *j)
                (size_t)(24 * j->latents.t * j->latents.h * j->latents.w) * sizeof(float));
     j->rs->latent_hash = h3_fnv(j->rs->latent_hash, j->latents.audio,
                                 (size_t)(64 * j->latents.n_audio) * sizeof(float));
-    H3_TRY(save_latents(j));
+    save_latents(j);
     h3_job_drop_rows(j);
-    if (j->rq->checkpoint_every > 0) unlink(j->checkpoint_path);
+    if (j->has_latents) drop_checkpoint(j);
     st = h3_job_decode(j);
     if (st != H3_OK) return explain_latents(j, st);
-    if (j->rq->save_latents && !j->rq->keep_latents) unlink(j->latents_path);
+    drop_checkpoint(j);
+    if (j->has_latents && !j->rq->keep_latents) unlink(j->latents_path);
     j->rs->steps = j->plan->video.n_sigmas;
     j->rs->n_forwards = j->plan->n_forwards - j->first_step;
     j->rs->seed = j->plan->seed;

@@ -34,6 +34,8 @@ typedef struct h3_job {
     char *checkpoint_path;
     uint64_t fingerprint; ///< of everything that decides the rows
     int first_step;
+    int saved_step;   ///< steps in the file at checkpoint_path, 0: there is none of this run
+    bool has_latents; ///< the file at latents_path is there and complete
     /* progress */
     const char *phase;
     double phase_start, phase_from, phase_to; ///< share of the whole run
@@ -60,6 +62,29 @@ h3_encoder_in h3_job_encoder_in(const h3_job *j);
 h3_status h3_job_encode(h3_job *j);
 h3_status h3_job_noise(h3_job *j);
 h3_status h3_job_sample(h3_job *j);
+
+/* ---- checkpoints (job_checkpoint.c) ---- */
+
+/** Of everything that decides the generated rows. */
+uint64_t h3_job_fingerprint(const h3_job *j, const h3_checkpoint *ck);
+/** Replaces the generated rows by those of rq->resume_path, or refuses the file by name. */
+H3_NODISCARD h3_status h3_job_resume(h3_job *j);
+/** Callbacks of the sampler; user is the job. */
+h3_status h3_job_after_step(void *user, const h3_sampler_step *s);
+void h3_job_on_stop(void *user, const h3_sampler_step *s);
+/** Passes `st` on; a failure's sentence also says how to go on from the checkpoint, if there is
+ * one.
+ */
+h3_status h3_job_explain_checkpoint(const h3_job *j, h3_status st);
+
+/* ---- checks between stages (job_checks.c): H3_E_NUMERIC names stage and place ---- */
+
+H3_NODISCARD h3_status h3_job_check_embeds(const h3_job *j);
+H3_NODISCARD h3_status h3_job_check_condition(const h3_job *j, int i);
+/** Also warns of latents far outside the range of pictures. */
+H3_NODISCARD h3_status h3_job_check_latents(h3_job *j);
+/** pcm [2, n]; also warns of silence. */
+H3_NODISCARD h3_status h3_job_check_sound(h3_job *j, const float *pcm, int64_t n);
 
 /* ---- memory (job_memory.c) ---- */
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "audio_vae.h"
-#include "job.h"
+#include "job_ranks.h"
 #include "rng.h"
 #include "size.h"
 #include "video_vae.h"
@@ -51,6 +51,7 @@ static h3_status encode_all_pixels(h3_job *j)
     st = h3_ckpt_open(&ck, e->model.video_vae, H3_ROLE_VIDEO_VAE, &e->ckpt);
     if (st == H3_OK) st = h3_video_vae_open(&v, e->dev, ck, H3_VIDEO_VAE_ENCODER);
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
+        if (!h3_job_is_mine(j, i)) continue;
         if (j->plan->conditions[i].shape.kind != H3_COND_AUDIO) st = encode_pixels(j, v, i);
         if (st == H3_OK) h3_job_step(j, i + 1, j->plan->n_conditions, 0);
     }
@@ -71,7 +72,7 @@ static h3_status encode_all_sound(h3_job *j)
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
         const h3_prepared *p = &j->prepared[i];
         const int64_t n = j->plan->conditions[i].shape.n_audio;
-        if (n == 0) continue;
+        if (n == 0 || !h3_job_is_mine(j, i)) continue;
         j->sound_rows[i] = malloc((size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
         if (!j->sound_rows[i])
             st = h3_fail(H3_E_NOMEM, "no memory for the sound of condition %d", i + 1);
@@ -89,10 +90,14 @@ h3_status h3_job_encode(h3_job *j)
     bool has_pixels = false, has_sound = false;
 
     for (int i = 0; i < j->plan->n_conditions; i++) {
+        if (!h3_job_is_mine(j, i)) continue;
         has_pixels = has_pixels || j->plan->conditions[i].shape.kind != H3_COND_AUDIO;
         has_sound = has_sound || j->plan->conditions[i].shape.n_audio > 0;
     }
     if (has_pixels) H3_TRY(encode_all_pixels(j));
     if (has_sound) H3_TRY(encode_all_sound(j));
+    H3_TRY(h3_job_share_conditions(j));
+    for (int i = 0; i < j->plan->n_conditions; i++)
+        H3_TRY(h3_job_check_condition(j, i));
     return H3_OK;
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "job.h"
+#include "job_ranks.h"
 #include "manifest.h"
 #include "pack.h"
 
@@ -97,6 +97,7 @@ h3_status h3_job_noise(h3_job *j)
     noise_set s;
     h3_status st;
 
+    if (!h3_job_is_first(j)) return H3_OK; // the rows come with h3_job_share_rows
     st = noise_alloc(&s, j);
     j->video_rows =
         malloc((size_t)(l->n_video * H3_VIDEO_CHANNELS * H3_PATCH * H3_PATCH) * sizeof(float));
@@ -116,104 +117,6 @@ h3_status h3_job_noise(h3_job *j)
 done:
     noise_free(&s);
     return st;
-}
-
-/* -------------------------------------------------------------------------------- checkpoints */
-
-/* Everything that decides the rows but the weights themselves, which are named by path. */
-static uint64_t fingerprint(const h3_job *j)
-{
-    const h3_layout *l = j->layout;
-    const char *dit = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
-    uint64_t h = H3_FNV;
-
-    h = h3_fnv(h, dit, strlen(dit));
-    for (int i = 0; i < j->e->n_loras; i++) {
-        h = h3_fnv(h, j->e->lora[i], strlen(j->e->lora[i]));
-        h = h3_fnv(h, &j->e->lora_strength[i], sizeof(float));
-    }
-    h = h3_fnv(h, j->embeds.data,
-               (size_t)h3_numel(j->embeds) * h3_dtype_bytes((h3_dtype)j->embeds.dtype));
-    h = h3_fnv(h, j->video_rows, (size_t)(l->n_video * H3_VIDEO_CHANNELS * 4) * sizeof(float));
-    h = h3_fnv(h, j->audio_rows, (size_t)(l->n_audio * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
-    h = h3_fnv(h, l->positions, (size_t)l->n_rows * 3 * sizeof(double));
-    h = h3_fnv(h, j->plan->video.sigmas, (size_t)j->plan->video.n_sigmas * sizeof(float));
-    h = h3_fnv(h, j->plan->audio.sigmas, (size_t)j->plan->audio.n_sigmas * sizeof(float));
-    return h3_fnv(h, &j->e->act, 1);
-}
-
-static h3_status resume(h3_job *j)
-{
-    const char *path = j->rq->resume_path;
-    const h3_layout *l = j->layout;
-    const int64_t nv = l->n_video - l->n_condition_video, na = l->n_audio - l->n_condition_audio;
-    h3_checkpoint_file c;
-    const char *print;
-    char mine[24];
-    h3_status st = H3_OK;
-
-    H3_TRY(h3_checkpoint_read(&c, path));
-    snprintf(mine, sizeof mine, "%016llx", (unsigned long long)j->fingerprint);
-    print = h3_latents_meta(c.meta, "fingerprint");
-    if (!print || strcmp(print, mine) != 0)
-        st = h3_fail(
-            H3_E_ARG,
-            "%s: was saved by another request: prompt, seed, sizes, schedule, inputs, model and "
-            "dtype must all be the same to continue",
-            path);
-    else if (c.n_video != nv || c.n_audio != na || c.video_cols != H3_VIDEO_CHANNELS * 4 ||
-             c.audio_cols != H3_AUDIO_LATENT_CHANNELS || c.step > j->plan->n_forwards)
-        st =
-            h3_fail(H3_E_SHAPE,
-                    "%s: holds %lld video and %lld audio rows at step %lld, expected %lld and %lld",
-                    path, (long long)c.n_video, (long long)c.n_audio, (long long)c.step,
-                    (long long)nv, (long long)na);
-    if (st == H3_OK) {
-        memcpy(j->video_rows + l->n_condition_video * c.video_cols, c.video_rows,
-               (size_t)(nv * c.video_cols) * sizeof(float));
-        memcpy(j->audio_rows + l->n_condition_audio * c.audio_cols, c.audio_rows,
-               (size_t)(na * c.audio_cols) * sizeof(float));
-        j->first_step = (int)c.step;
-        h3_job_say(j, H3_EVENT_INFO, "continuing %s after step %d of %d", path, j->first_step,
-                   j->plan->n_forwards);
-    }
-    h3_checkpoint_free(&c);
-    return st;
-}
-
-static h3_status save_checkpoint(h3_job *j, const h3_sampler_step *s)
-{
-    h3_checkpoint_file c = {.step = s->step + 1,
-                            .n_video = s->video.ne[0],
-                            .video_cols = s->video.ne[1],
-                            .n_audio = s->audio.ne[0],
-                            .audio_cols = s->audio.ne[1]};
-    char print[24];
-    h3_status st;
-
-    c.video_rows = malloc((size_t)h3_numel(s->video) * sizeof(float));
-    c.audio_rows = malloc((size_t)h3_numel(s->audio) * sizeof(float));
-    c.meta = h3_job_settings(j);
-    snprintf(print, sizeof print, "%016llx", (unsigned long long)j->fingerprint);
-    json_object_set_new(c.meta, "fingerprint", json_string(print));
-    if (!c.video_rows || !c.audio_rows)
-        st = h3_fail(H3_E_NOMEM, "no memory for a checkpoint");
-    else if ((st = h3_dev_download(s->dev, c.video_rows, s->video)) == H3_OK &&
-             (st = h3_dev_download(s->dev, c.audio_rows, s->audio)) == H3_OK)
-        st = h3_checkpoint_write(j->checkpoint_path, &c);
-    h3_checkpoint_free(&c);
-    return st;
-}
-
-static h3_status after_step(void *user, const h3_sampler_step *s)
-{
-    h3_job *j = user;
-    const int done = s->step + 1, every = j->rq->checkpoint_every;
-
-    j->rs->step_seconds = s->seconds;
-    h3_job_step(j, done, s->n_steps, s->seconds);
-    if (every > 0 && done < s->n_steps && done % every == 0) return save_checkpoint(j, s);
-    return H3_OK;
 }
 
 /* ----------------------------------------------------------------------------------- the loop */
@@ -243,9 +146,10 @@ static h3_status run_loop(h3_job *j, const h3_dit *m, float *video_out, float *a
                               .video_rows = j->video_rows,
                               .audio_rows = j->audio_rows,
                               .first_step = j->first_step,
-                              .after_step = after_step,
+                              .after_step = h3_job_after_step,
+                              .on_stop = h3_job_on_stop,
                               .user = j};
-    h3_status st = h3_sampler_run(video_out, audio_out, m, &in);
+    const h3_status st = h3_job_explain_checkpoint(j, h3_sampler_run(video_out, audio_out, m, &in));
 
     if (j->e->dev->scratch.peak > j->rs->scratch_bytes)
         j->rs->scratch_bytes = j->e->dev->scratch.peak;
@@ -292,17 +196,19 @@ h3_status h3_job_sample(h3_job *j)
     h3_status st = H3_OK;
 
     if (!video_out || !audio_out) st = h3_fail(H3_E_NOMEM, "no memory for the generated rows");
-    if (st == H3_OK) {
-        j->fingerprint = fingerprint(j);
-        if (j->rq->resume_path) st = resume(j);
-    }
     if (st == H3_OK) st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, &j->e->ckpt);
+    if (st == H3_OK && h3_job_is_first(j)) {
+        j->fingerprint = h3_job_fingerprint(j, ck);
+        if (j->rq->resume_path) st = h3_job_resume(j);
+    }
+    if (st == H3_OK) st = h3_job_share_rows(j);
     if (st == H3_OK) st = add_loras(j, ck);
     if (st == H3_OK) st = h3_dit_open(&m, ck, j->e->dev);
     if (st == H3_OK) st = run_loop(j, m, video_out, audio_out);
     h3_dit_close(&m);
     h3_ckpt_close(&ck);
     if (st == H3_OK) st = rows_to_latents(j, video_out, audio_out);
+    if (st == H3_OK) st = h3_job_check_latents(j);
     free(video_out);
     free(audio_out);
     return st;

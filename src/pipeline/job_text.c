@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "job.h"
+#include "job_ranks.h"
 
 static h3_prompt_task prompt_task(h3_task t)
 {
@@ -124,7 +124,9 @@ h3_status h3_job_text(h3_job *j)
     h3_status st = H3_OK;
 
     if (!j->layout) st = h3_job_present(j);
-    if (st == H3_OK) st = run_encoder(j);
+    if (st == H3_OK && h3_job_is_first(j)) st = run_encoder(j);
+    if (st == H3_OK) st = h3_job_share_text(j);
+    if (st == H3_OK) st = h3_job_check_embeds(j);
     h3_vision_free(&j->vision); // the patches are not needed again
     return st;
 }

@@ -150,3 +150,9 @@ bool h3_output_is_flat(const h3_output *o)
 
     return n > 0 && mean2 - mean * mean < 1e-3;
 }
+
+double h3_output_mean(const h3_output *o)
+{
+    const double n = (double)o->n_done * o->width * o->height * 3;
+    return n > 0 ? (double)o->sum / n : 255;
+}

@@ -44,5 +44,7 @@ void h3_output_abort(h3_output *o);
 
 /** True when every byte of the picture was the same (black, grey): something is wrong. */
 bool h3_output_is_flat(const h3_output *o);
+/** Mean of all bytes of the picture, 0..255. */
+double h3_output_mean(const h3_output *o);
 
 #endif

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "blame.h"
 #include "schedule_rows.h"
 #include "size.h"
 
@@ -19,8 +20,7 @@ typedef struct medium {
     const h3_schedule *schedule;
     h3_tensor rows, v; ///< [n, cols] f32
     h3_tensor moving, v_moving;
-    h3_tensor own, v_own; ///< of the moving rows those of this rank
-    int is_bad;           ///< set by check_finite
+    int is_bad; ///< set by check_finite
 } medium;
 
 typedef struct run_state {
@@ -87,15 +87,13 @@ static void close_medium(h3_dev *d, medium *x)
     h3_dev_free(d, &x->v);
 }
 
-/* Over ranks each moves its own rows only. */
-static void take_own(medium *x, const h3_dit_share *share)
+/* A run that goes on takes the table of the whole schedule all the same: products with fewer rows
+ * may be summed in another order, and then it would not go on bit for bit. */
+static h3_status check_first(const h3_sampler_in *in)
 {
-    const int64_t n = x->rows.ne[0], n_pinned = n - x->moving.ne[0];
-    const int64_t from = share->first > n_pinned ? share->first : n_pinned;
-    const int64_t end = share->first + share->n;
-
-    x->own = h3_slice(x->rows, 0, from, end > from ? end - from : 0);
-    x->v_own = h3_slice(x->v, 0, from, end > from ? end - from : 0);
+    if (in->first_step >= 0 && in->first_step < in->video->n_steps) return H3_OK;
+    return h3_fail(H3_E_ARG, "first step is %d, the schedule has steps 0..%d", in->first_step,
+                   in->video->n_steps - 1);
 }
 
 /* Rows, scratch, and everything the DiT can know before the first step. */
@@ -106,7 +104,8 @@ static h3_status prepare(run_state *k)
     h3_dit_request r;
     size_t scratch, kept;
 
-    H3_TRY(h3_schedule_rows_init(&k->table, l, in->video, in->audio, in->first_step, true));
+    H3_TRY(check_first(in));
+    H3_TRY(h3_schedule_rows_init(&k->table, l, in->video, in->audio, 0, true));
     r = request_of(in, &k->table);
     H3_TRY(h3_dit_scratch_bytes(k->m, &r, &scratch, &kept));
     H3_TRY(h3_dev_scratch(k->d, scratch));
@@ -114,41 +113,65 @@ static h3_status prepare(run_state *k)
                        in->video_rows));
     H3_TRY(open_medium(k->d, &k->audio, l->n_audio, l->n_condition_audio, k->m->dims.audio_cols,
                        in->audio_rows));
-    H3_TRY(h3_dit_prepare(&k->dit, k->m, &r));
-    take_own(&k->video, &k->dit->own_video);
-    take_own(&k->audio, &k->dit->own_audio);
-    return H3_OK;
+    return h3_dit_prepare(&k->dit, k->m, &r);
 }
 
 static h3_status move(h3_dev *d, medium *x, int step)
 {
     const h3_euler e = h3_sigma_euler(x->schedule, step);
 
-    H3_TRY(d->ops->check_finite(d, x->v_own, &x->is_bad));
-    return d->ops->flow_step(d, x->own, x->v_own, e.back, e.ratio);
-}
-
-/* All rows and velocities to every rank: some megabytes, so that a step ends as if there were one
- * rank (callbacks, checkpoints, the next forward). */
-static h3_status gather(h3_dev *d, medium *x, const h3_dit_share *share)
-{
-    h3_comm *c = d->comm;
-    const size_t row = (size_t)x->rows.ne[1] * sizeof(float);
-    size_t bytes[H3_COMM_MAX];
-
-    for (int r = 0; r < h3_comm_size(c); r++)
-        bytes[r] = (size_t)(share->at[r + 1] - share->at[r]) * row;
-    H3_TRY(h3_comm_all_gather(c, d, x->v.data, bytes));
-    H3_TRY(h3_comm_all_gather(c, d, x->rows.data, bytes));
-    h3_tap(d, x->v_moving, "velocity_%s", x->name);
+    H3_TRY(d->ops->flow_step(d, x->moving, x->v_moving, e.back, e.ratio));
     h3_tap(d, x->moving, "%s_rows", x->name);
     return H3_OK;
 }
 
-static h3_status check_medium(const medium *x, int step)
+/* Velocities of all rows to every rank: a few megabytes, after which each goes on as if it were
+ * alone. Rows never travel, so they are whole whenever a run is stopped. */
+static h3_status gather(h3_dev *d, medium *x, const h3_dit_share *share)
 {
-    if (!x->is_bad) return H3_OK;
-    return h3_fail(H3_E_NUMERIC, "step %d: the %s velocity holds NaN or infinity", step, x->name);
+    const size_t row = (size_t)x->v.ne[1] * sizeof(float);
+    size_t bytes[H3_COMM_MAX];
+
+    for (int r = 0; r < h3_comm_size(d->comm); r++)
+        bytes[r] = (size_t)(share->at[r + 1] - share->at[r]) * row;
+    H3_TRY(h3_comm_all_gather(d->comm, d, x->v.data, bytes));
+    h3_tap(d, x->v_moving, "velocity_%s", x->name);
+    return d->ops->check_finite(d, x->v_moving, &x->is_bad);
+}
+
+static h3_status forward(run_state *k, int step)
+{
+    return h3_dit_forward(k->d, k->m, k->dit, step, k->video.v, k->audio.v, k->video.rows,
+                          k->audio.rows);
+}
+
+/* What the step is given: a bad weight may have spoiled it before the first step. */
+static void show_inputs(const run_state *k)
+{
+    h3_tap(k->d, k->dit->text, "token_refiner.final_norm");
+    for (int64_t i = 0; i < k->m->dims.n_layers; i++)
+        h3_tap(k->d, h3_at(k->dit->mod, i), "blocks.%lld.adaln", (long long)i);
+    h3_tap(k->d, k->dit->final_mod, "final_layer.adaln");
+    h3_tap(k->d, k->video.rows, "video_rows");
+    h3_tap(k->d, k->audio.rows, "audio_rows");
+}
+
+/* Rows are not moved by velocities that are no numbers, so the step can be run again, watched. */
+static h3_status explain_step(run_state *k, int step)
+{
+    const char *name = k->video.is_bad ? k->video.name : k->audio.name;
+    char where[H3_BLAME_NAME] = "";
+
+    if (h3_comm_size(k->d->comm) == 1) {
+        const h3_blame b = h3_blame_begin(k->d, where);
+        show_inputs(k);
+        const h3_status st = forward(k, step);
+        h3_blame_end(k->d, &b);
+        H3_TRY(st);
+        if (!where[0]) snprintf(where, sizeof where, "nothing when the step is run again");
+    }
+    return h3_fail(H3_E_NUMERIC, "step %d: the %s velocity holds NaN or infinity%s%s", step, name,
+                   where[0] ? "; the first to hold it is " : "", where);
 }
 
 static h3_status take_step(run_state *k, int step)
@@ -156,15 +179,13 @@ static h3_status take_step(run_state *k, int step)
     h3_dev *d = k->d;
 
     H3_TRY(h3_dev_check(d));
-    H3_TRY(h3_dit_forward(d, k->m, k->dit, step - k->in->first_step, k->video.v, k->audio.v,
-                          k->video.rows, k->audio.rows));
-    H3_TRY(move(d, &k->video, step));
-    H3_TRY(move(d, &k->audio, step));
-    H3_TRY(h3_dev_sync(d)); // the flags are valid from here on
-    H3_TRY(check_medium(&k->video, step));
-    H3_TRY(check_medium(&k->audio, step));
+    H3_TRY(forward(k, step));
     H3_TRY(gather(d, &k->video, &k->dit->own_video));
-    return gather(d, &k->audio, &k->dit->own_audio);
+    H3_TRY(gather(d, &k->audio, &k->dit->own_audio));
+    H3_TRY(h3_dev_sync(d)); // the flags are valid from here on
+    if (k->video.is_bad || k->audio.is_bad) return explain_step(k, step);
+    H3_TRY(move(d, &k->video, step));
+    return move(d, &k->audio, step);
 }
 
 /* Names taps of the step "step<i>." behind whatever prefix the device already has. */
@@ -182,10 +203,11 @@ static h3_status take_named_step(run_state *k, int step)
     return st;
 }
 
-static h3_status report(const run_state *k, int step, double seconds)
+static h3_sampler_step describe(const run_state *k, int step, double seconds)
 {
     const h3_sampler_in *in = k->in;
-    const h3_sampler_step s = {
+
+    return (h3_sampler_step){
         .step = step,
         .n_steps = in->video->n_steps,
         .seconds = seconds,
@@ -197,8 +219,22 @@ static h3_status report(const run_state *k, int step, double seconds)
         .v_video = k->video.v_moving,
         .v_audio = k->audio.v_moving,
     };
+}
 
-    return in->after_step ? in->after_step(in->user, &s) : H3_OK;
+static h3_status report(const run_state *k, int step, double seconds)
+{
+    const h3_sampler_step s = describe(k, step, seconds);
+    return k->in->after_step ? k->in->after_step(k->in->user, &s) : H3_OK;
+}
+
+/* Stopped within step `step`: the rows are still those after the one before. */
+static h3_status stopped(const run_state *k, int step, h3_status st)
+{
+    if (st != H3_E_CANCELLED || !k->in->on_stop || step == k->in->first_step) return st;
+    if (h3_dev_sync(k->d) != H3_OK) return st;
+    const h3_sampler_step s = describe(k, step - 1, 0);
+    k->in->on_stop(k->in->user, &s);
+    return h3_fail(H3_E_CANCELLED, "stopped on request");
 }
 
 static h3_status run(run_state *k, float *video_out, float *audio_out)
@@ -206,7 +242,8 @@ static h3_status run(run_state *k, float *video_out, float *audio_out)
     H3_TRY(prepare(k));
     for (int step = k->in->first_step; step < k->in->video->n_steps; step++) {
         const double t0 = now();
-        H3_TRY(take_named_step(k, step));
+        const h3_status st = take_named_step(k, step);
+        if (st != H3_OK) return stopped(k, step, st);
         H3_TRY(report(k, step, now() - t0));
     }
     H3_TRY(h3_dev_download(k->d, video_out, k->video.moving));
@@ -238,7 +275,7 @@ h3_status h3_sampler_bytes(const h3_dit *m, const h3_sampler_in *in, size_t *scr
     size_t rows;
     h3_status st;
 
-    H3_TRY(h3_schedule_rows_init(&table, l, in->video, in->audio, in->first_step, false));
+    H3_TRY(h3_schedule_rows_init(&table, l, in->video, in->audio, 0, false));
     r = request_of(in, &table);
     st = h3_dit_scratch_bytes(m, &r, scratch, kept);
     h3_schedule_rows_free(&table);

@@ -36,6 +36,9 @@ typedef struct h3_sampler_in {
     int first_step;                   ///< 0, or k: the generated rows are those after step k - 1
     /** After every step; may be NULL. Anything but H3_OK ends the run with that status. */
     h3_status (*after_step)(void *user, const h3_sampler_step *s);
+    /** A stop was asked for within a step: sees the rows after the last whole one (if this run did
+     *  any), so that they can be kept. May be NULL. */
+    void (*on_stop)(void *user, const h3_sampler_step *s);
     void *user;
 } h3_sampler_in;
 
@@ -52,7 +55,8 @@ typedef struct h3_sampler_in {
  * ".video_rows", ".audio_rows" (generated rows only) follow.
  *
  * H3_E_ARG (schedules of different length, first_step outside), H3_E_SHAPE, H3_E_NUMERIC (a
- * velocity is NaN or infinite; names the step), H3_E_CANCELLED, H3_E_NOMEM, H3_E_DEVICE.
+ * velocity is NaN or infinite; names the step and, found by running it again, the tensor),
+ * H3_E_CANCELLED, H3_E_NOMEM, H3_E_DEVICE.
  */
 H3_NODISCARD h3_status h3_sampler_run(float *video_out, float *audio_out, const h3_dit *m,
                                       const h3_sampler_in *in);
