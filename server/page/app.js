@@ -219,10 +219,10 @@ function add(v, atTop) {
   li.id = v.id;
   li.addEventListener("click", async (e) => {
     const b = e.target.closest("[data-do]");
-    if (!b) return;
-    b.disabled = true;
+    if (!b || b.ariaDisabled === "true") return;
+    b.ariaDisabled = "true"; // not `disabled`: that would take the keyboard's focus away
     try { await act(v.id, b.dataset.do); problem(""); } catch (x) { problem(x.message); announce(x.message); }
-    b.disabled = false;
+    b.ariaDisabled = null;
   });
   li.querySelector("form.remix").addEventListener("submit", async (e) => {
     e.preventDefault();
@@ -398,10 +398,11 @@ $("make").addEventListener("submit", async (e) => {
   if (picked.first[0]) form.set("first_frame", picked.first[0]);
   if (picked.last[0]) form.set("last_frame", picked.last[0]);
   for (const f of picked.refs) form.append("input_references", f);
-  $("start").disabled = true;
+  if ($("start").ariaDisabled === "true") return;
+  $("start").ariaDisabled = "true";
   problem("");
   try { begin(await call("POST", "/v1/videos", form)); } catch (x) { problem(x.message); }
-  $("start").disabled = false;
+  $("start").ariaDisabled = null;
 });
 
 $("key-form").addEventListener("submit", (e) => {
