@@ -40,7 +40,8 @@ typedef struct cli {
     int64_t rows[MAX_ROWS];
     float sigmas[MAX_SIGMAS];
     double ref_fps, mux_fps;
-    const char *prompt_file, *form, *tensor, *output;
+    const char *prompt_file, *form, *tensor, *output, *gpus;
+    int ranks;
     const char *arg[2]; ///< positional: a path, a text
     int n_args;
     bool is_json, is_verbose, is_quiet, wants_help, wants_man, dump_all;

@@ -10,6 +10,7 @@
 
 #include "args.h"
 #include "progress.h"
+#include "ranks.h"
 
 static h3_engine *volatile running; // what Ctrl-C stops
 
@@ -141,9 +142,13 @@ static int run_generate(cli *c)
     h3_engine *e = NULL;
     h3_status st;
     char *prompt = NULL;
-    int status = take_prompt(c, &prompt);
+    int status = take_prompt(c, &prompt); // before there are several to read standard input
 
-    if (status) return status;
+    if (status == 0) status = ranks_open(c);
+    if (status) {
+        free(prompt);
+        return status;
+    }
     progress_init(&p, c->is_json, c->is_verbose, c->is_quiet);
     c->rq.on_event = progress_event;
     c->rq.user = &p;
@@ -170,7 +175,7 @@ static int run_generate(cli *c)
     }
     h3_engine_close(&e);
     free(prompt);
-    return status;
+    return ranks_close(c, status);
 }
 
 static int run_plan(cli *c)
@@ -200,8 +205,9 @@ static int run_bench(cli *c)
     h3_engine *e = NULL;
     char *json = NULL;
     h3_status st;
-    int status;
+    int status = ranks_open(c);
 
+    if (status) return status;
     c->engine.has_timing = true;
     st = h3_engine_open(&e, &c->engine);
     if (st == H3_OK) {
@@ -211,7 +217,7 @@ static int run_bench(cli *c)
     }
     status = print_text(c, st, json);
     h3_engine_close(&e);
-    return status;
+    return ranks_close(c, status);
 }
 
 static int run_dump(cli *c)
@@ -314,9 +320,10 @@ int main(int argc, char **argv)
 
     if (argc == 3 && strcmp(argv[1], "--serve-worker") == 0) // a process of h3av serve's own
         return srv_worker_main(atoi(argv[2]));
+    ranks_hush();
     status = args_parse(&c, argc, argv);
 
-    if (status == 0) {
+    if (status == 0 && !ranks_is_idle(&c)) {
         catch_signals();
         status = run(&c);
     }

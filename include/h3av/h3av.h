@@ -40,6 +40,31 @@ H3_API const char *h3_version(void);
 /** Frees a string that the library returned. Accepts NULL. */
 H3_API void h3_string_free(char *s);
 
+/* -------------------------------------------------------------------------------------- ranks */
+
+/**
+ * Several processes that work on each request together: over the GPUs of a host, or over machines.
+ * Every process makes the same calls with the same options; rank 0 calls back and writes files, all
+ * return the same status. A failure or h3_cancel on one rank ends the call on all, and after it
+ * ranks can only be closed.
+ */
+typedef struct h3_ranks h3_ranks;
+
+/**
+ * Joins the processes that mpirun or srun started; without a launcher starts n - 1 copies of this
+ * process (n up to 16), so that the call returns n times. Call it first, with one thread. n 0 or 1
+ * without a launcher: one rank. H3_E_UNSUPPORTED when a launcher was used and the build has no MPI.
+ */
+H3_API h3_status h3_ranks_open(h3_ranks **out, int n);
+H3_API int h3_ranks_rank(const h3_ranks *r); ///< 0 for NULL
+H3_API int h3_ranks_size(const h3_ranks *r); ///< 1 for NULL
+H3_API int h3_ranks_local(const h3_ranks *r); ///< rank among those of this host, for picking a GPU
+/** Waits for the others, after all engines are closed. `has_failed`: this rank gives up, whatever
+ *  the last call said; then the others do too. */
+H3_API h3_status h3_ranks_close(h3_ranks **r, bool has_failed);
+/** The rank that a launcher gave to this process (0 without one), before h3_ranks_open. */
+H3_API int h3_launched_rank(int *size);
+
 /* ------------------------------------------------------------------------------------- engine */
 
 typedef struct h3_engine h3_engine;
@@ -67,6 +92,8 @@ typedef struct h3_engine_opts {
     bool keep_loaded;               ///< keep parts in memory between requests (server, sessions)
     uint64_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
     const char *offload;            ///< "auto", "none", "stream", "disk"
+    h3_ranks *ranks; ///< must outlive the engine; NULL: this process alone. "cuda" is then GPU N
+                     ///< for the host's rank N
 } h3_engine_opts;
 
 H3_API h3_engine_opts h3_engine_default(void);

@@ -9,6 +9,7 @@
 #include "lora.h"
 #include "model.h"
 #include "preset.h"
+#include "ranks.h"
 #include "tokenizer.h"
 
 enum { H3_MAX_LORAS = 16 };
@@ -23,6 +24,7 @@ typedef enum h3_offload {
 
 struct h3_engine {
     h3_dev *dev;
+    h3_comm *comm; ///< ranks, NULL: one
     h3_cancel_flag cancel;
     h3_model model;
     bool is_builtin; ///< smaller defaults for size, length and steps

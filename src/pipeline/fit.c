@@ -491,12 +491,14 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
 
     memset(out, 0, sizeof *out);
     H3_TRY(h3_dev_open(&k.plan, "plan", NULL));
+    k.plan->comm = e->dev->comm; // this rank's share is planned
     st = plan_all(&k);
     h3_dev_close(&k.plan);
     out->room = h3_fit_room_now(rq->out_path     ? rq->out_path
                                 : rq->frames_dir ? rq->frames_dir
                                                  : rq->wav_path,
                                 e->ram_limit);
+    if (h3_comm_size(e->comm) > 1) out->room.ram_free /= (size_t)e->comm->n_local; // all take as much
     if (st == H3_OK && e->dev->memory) {
         out->room.has_device = true;
         st = e->dev->memory(e->dev, &out->room.vram_free, &out->room.vram_total);

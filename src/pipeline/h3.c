@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "builtin.h"
-#include "job.h"
+#include "job_ranks.h"
 #include "output.h"
 #include "tools.h"
 
@@ -135,7 +135,24 @@ static h3_status take_loras(h3_engine *e, const h3_engine_opts *opts)
     return H3_OK;
 }
 
-h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
+/* The device of this rank: "cuda" alone means one GPU for each rank of the host. */
+static h3_status open_device(h3_engine *e, const h3_engine_opts *opts)
+{
+    const char *name = opts->device ? opts->device : "cpu";
+    const h3_dev_opts dev = {opts->n_threads ? opts->n_threads : h3_ranks_threads(e->comm),
+                             opts->math, &e->cancel};
+    char numbered[24];
+
+    if (e->comm && strcmp(name, "cuda") == 0) {
+        snprintf(numbered, sizeof numbered, "cuda:%d", e->comm->local_rank);
+        name = numbered;
+    }
+    H3_TRY(h3_dev_open(&e->dev, name, &dev));
+    e->dev->is_timing = e->has_timing;
+    return H3_OK;
+}
+
+static h3_status open_engine(h3_engine **out, const h3_engine_opts *opts)
 {
     const h3_model_paths paths = {opts->model, opts->dit,       opts->text_encoder,
                                   opts->vae,   opts->audio_vae, opts->tokenizer};
@@ -147,14 +164,14 @@ h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
     h3_register_builtin();
     e->is_builtin = !opts->model || h3_is_builtin(opts->model);
     e->has_timing = opts->has_timing;
-    const h3_dev_opts dev = {opts->n_threads, opts->math, &e->cancel};
+    e->comm = opts->ranks ? opts->ranks->comm : NULL;
+    if (e->comm) e->comm->cancel = &e->cancel;
     if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
     if ((st = parse_dtype(&e->act, opts->dtype)) != H3_OK) goto fail;
     if ((st = parse_offload(&e->offload, opts->offload)) != H3_OK) goto fail;
     e->ram_limit = opts->ram_limit;
     e->vram_limit = opts->vram_limit;
-    if ((st = h3_dev_open(&e->dev, opts->device ? opts->device : "cpu", &dev)) != H3_OK) goto fail;
-    e->dev->is_timing = e->has_timing;
+    if ((st = open_device(e, opts)) != H3_OK) goto fail;
     if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
     if ((st = check_parts(e)) != H3_OK) goto fail;
     if ((st = h3_tok_open(&e->tok, e->model.tokenizer)) != H3_OK) goto fail;
@@ -167,6 +184,16 @@ fail:
     return st;
 }
 
+h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
+{
+    h3_comm *c = opts->ranks ? opts->ranks->comm : NULL;
+    h3_status st = h3_comm_agree(c, open_engine(out, opts));
+
+    if (st == H3_OK) st = h3_comm_agree(c, h3_comm_attach(c, (*out)->dev)); // all are there
+    if (st != H3_OK) h3_engine_close(out);
+    return st;
+}
+
 void h3_engine_close(h3_engine **ep)
 {
     h3_engine *e = ep ? *ep : NULL;
@@ -176,6 +203,8 @@ void h3_engine_close(h3_engine **ep)
     for (int i = 0; i < e->n_loras; i++)
         free(e->lora[i]);
     h3_model_free(&e->model);
+    if (e->dev) h3_comm_detach(e->comm, e->dev);
+    if (e->comm) e->comm->cancel = NULL;
     h3_dev_close(&e->dev);
     free(e);
     *ep = NULL;
@@ -205,10 +234,13 @@ static json_t *result_json(const h3_result *rs)
                      rs->codec, "latents", hash, "phases", phases);
 }
 
-/* Both entry points: run, time, tell the end. */
-static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *rq, h3_result *rs,
+/* Both entry points: run, time, tell the end. Ranks but the first are silent and write nothing. */
+static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_result *rs,
                          h3_status (*work)(h3_job *))
 {
+    h3_request silent = h3_job_silent(request);
+    const h3_request *rq = h3_comm_rank(e->comm) > 0 ? &silent : request;
+    char *prompt = NULL;
     h3_status st;
 
     memset(rs, 0, sizeof *rs);
@@ -217,7 +249,9 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *rq, h3_resul
     j->rs = rs;
     j->started = h3_now();
     atomic_store(&e->cancel.stop, false);
-    st = work(j);
+    st = h3_job_share_prompt(e->comm, &silent, &prompt);
+    if (st == H3_OK) st = work(j);
+    st = h3_comm_agree(e->comm, st);
     rs->seconds_total = h3_now() - j->started;
     rs->peak_rss = h3_peak_rss();
     if (st == H3_OK && rq->on_event) {
@@ -230,6 +264,7 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *rq, h3_resul
         json_decref(o);
     }
     h3_job_free(j);
+    free(prompt);
     return st;
 }
 
@@ -246,11 +281,14 @@ h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs)
 
 static h3_status decode_work(h3_job *j)
 {
-    const int width = (int)j->latents.w * 16, height = (int)j->latents.h * 16;
-    const char *seed = h3_latents_meta(j->latents.meta, "seed");
+    const char *seed;
 
+    if (h3_comm_rank(j->e->comm) == 0) H3_TRY(h3_latents_read(&j->latents, j->latents_path));
+    H3_TRY(h3_job_share_latents(j));
+    const int width = (int)j->latents.w * 16, height = (int)j->latents.h * 16;
+    seed = h3_latents_meta(j->latents.meta, "seed");
     if (seed) j->rs->seed = strtoull(seed, NULL, 10);
-    H3_TRY(h3_output_check(j->rq, width, height, 0));
+    if (h3_job_is_first(j)) H3_TRY(h3_output_check(j->rq, width, height, 0));
     return h3_job_decode(j);
 }
 
@@ -260,8 +298,8 @@ h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_
     h3_status st;
 
     if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
-    st = h3_latents_read(&j->latents, latents);
-    if (st == H3_OK) st = run_job(e, j, rq, rs, decode_work);
+    j->latents_path = h3_strdupf("%s", latents);
+    st = run_job(e, j, rq, rs, decode_work);
     free(j);
     return st;
 }

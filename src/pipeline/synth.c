@@ -118,11 +118,12 @@ static void linear_f32(sheet *s, int64_t rows, int64_t cols, const char *name)
 
 static void write_dit(sheet *s, const h3_synth_opts *o)
 {
-    const dit_sizes z =
+    dit_sizes z =
         o->is_tiny ? (dit_sizes){96, 4, 32, 72, 24, 32, 40, 12, 4, o->layers ? o->layers : 3}
                    : (dit_sizes){5376, 56,   128,  14336, 5120,
                                  256,  5376, 2688, 16,    o->layers ? o->layers : 50};
 
+    if (o->heads) z.heads = o->heads;
     linear_f32(s, z.c, 96, "video_patch_proj");
     linear_f32(s, z.c, 32, "audio_patch_proj");
     matrix(s, H3_BF16, z.c, z.text, "condition_proj.weight");
@@ -266,6 +267,8 @@ h3_status h3_synth_write(const char *path, h3_role role, const h3_synth_opts *o)
 
     if (o->layers < 0 || o->layers > 1000)
         return h3_fail(H3_E_ARG, "layers %d: expected 1..1000", o->layers);
+    if (o->heads < 0 || o->heads > 1024)
+        return h3_fail(H3_E_ARG, "heads %d: expected 1..1024", o->heads);
     s.buf = malloc((size_t)BLOCK * sizeof(float));
     if (!s.buf) return h3_fail(H3_E_NOMEM, "no memory to write %s", path);
     st = h3_writer_open(&s.w, path);

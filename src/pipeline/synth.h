@@ -12,6 +12,7 @@ typedef struct h3_synth_opts {
     int layers;   ///< of the DiT, the encoder or the VAE's decoder; 0: as released
     bool is_tiny; ///< widths of a few dozen, same structure
     uint64_t seed;
+    int heads; ///< of the DiT's attention; 0: 56, tiny 4
 } h3_synth_opts;
 
 /** Writes one safetensors file of `role` (DiT bf16 with its f32 islands, text tower bf16, video and

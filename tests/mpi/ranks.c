@@ -68,8 +68,8 @@ static void all_to_all_round(int k)
         send[r] = (h3_message){r, malloc(size_of(k, me, r) + 1), size_of(k, me, r)};
         recv[r] = (h3_message){r, calloc(1, size_of(k, r, me) + 1), size_of(k, r, me)};
         for (size_t i = 0; i < send[r].bytes; i++)
-            ((unsigned char *)send[r].data)[i] = (unsigned char)mix((uint32_t)(me * 64 + r),
-                                                                    (uint32_t)k, (uint32_t)i);
+            ((unsigned char *)send[r].data)[i] =
+                (unsigned char)mix((uint32_t)(me * 64 + r), (uint32_t)k, (uint32_t)i);
     }
     must(h3_comm_all_to_all(comm, NULL, recv, send), "all to all");
     for (int r = 0; r < P; r++) {
@@ -452,8 +452,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } scenarios[] = {{"exchanges", exchanges}, {"same", same},       {"heads", heads},
-                     {"cancel", cancel},       {"nan", nan_row},     {"killed", killed},
+    } scenarios[] = {{"exchanges", exchanges}, {"same", same},   {"heads", heads},
+                     {"cancel", cancel},       {"nan", nan_row}, {"killed", killed},
                      {"early", early}};
     int rank, size, n_bad = 0;
 
