@@ -17,6 +17,7 @@ typedef struct srv_live {
     char phase[16];
     int64_t step, steps;
     double progress, eta, step_seconds; ///< 0..1; seconds or < 0 when unknown
+    double phase_from, phase_since;     ///< progress and srv_now() when the phase began
     double since;                       ///< srv_now() of the start
     bool is_cancelling;
     uint64_t preview_no; ///< counts the previews, 0: none yet

@@ -40,13 +40,12 @@ static void set_size(json_t *o, const srv_job *j)
     set_text(o, "seconds", j->frames ? text : NULL);
 }
 
-/* Seconds to the end of the whole job: the share done so far tells the rest. */
+/* Seconds to the end of the whole job, at the pace of the phase that runs; < 0: not known yet. */
 static double time_left(const srv_live *l)
 {
-    const double spent = srv_now() - l->since;
+    const double done = l->progress - l->phase_from, spent = srv_now() - l->phase_since;
 
-    if (l->progress <= 0.02) return -1;
-    return spent / l->progress * (1 - l->progress);
+    return done > 0 && l->phase_since > 0 ? spent / done * (1 - l->progress) : -1;
 }
 
 static void set_live(json_t *o, const srv_live *l)
@@ -130,6 +129,7 @@ int srv_poll_after_ms(srv *s, const srv_job *j)
 
     if (j->status == SRV_RUNNING && srv_hub_get(&s->hub, j->id, &live)) {
         left = time_left(&live);
+        if (left < 0) left = srv_now() - live.since; // at least as long again
     } else if (j->status == SRV_QUEUED) {
         pthread_mutex_lock(&s->metrics.lock);
         left = s->mean_job_seconds;

@@ -68,7 +68,11 @@ static void live_update(srv_worker *w, const json_t *o)
 
     pthread_mutex_lock(&h->lock);
     srv_live *l = &h->live[w->index];
-    if (phase) snprintf(l->phase, sizeof l->phase, "%s", phase);
+    if (phase && strcmp(phase, l->phase) != 0) {
+        snprintf(l->phase, sizeof l->phase, "%s", phase);
+        l->phase_since = srv_now();
+        l->phase_from = srv_json_num(o, "progress");
+    }
     if (preview) {
         free(h->preview[w->index]);
         h->preview[w->index] = srv_copy(preview);
