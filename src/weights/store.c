@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
+#include "file.h"
 
 typedef struct group {
     h3_weight **w;
@@ -78,11 +79,20 @@ h3_status h3_store_add_spec(h3_store *s, int index, const h3_spec *spec, int n, 
     return H3_OK;
 }
 
+/* A part made by hand may name its host bytes as those of the device. */
+static bool is_on_device(const h3_weight_part *p)
+{
+    return p->dev && p->dev != p->data;
+}
+
 static h3_status upload_part(h3_dev *d, h3_weight_part *p)
 {
-    if (p->dev) return H3_OK;
+    if (is_on_device(p)) return H3_OK;
+    p->dev = NULL;
     H3_TRY(d->alloc(d, &p->dev, p->bytes));
-    return d->upload(d, p->dev, p->data, p->bytes);
+    H3_TRY(d->upload(d, p->dev, p->data, p->bytes));
+    h3_map_done(p->data, p->bytes, false); // the host has no further use for these pages
+    return H3_OK;
 }
 
 static h3_status fetch(h3_store *s, group *g)
@@ -140,7 +150,7 @@ void h3_store_free(h3_store **sp)
             h3_weight *w = g->w[k];
             h3_dev_weight_free(s->dev, w);
             for (int j = 0; s->dev->mem != H3_HOST && j < w->n_parts; j++)
-                if (w->part[j].dev) {
+                if (is_on_device(&w->part[j])) {
                     s->dev->dealloc(s->dev, w->part[j].dev);
                     w->part[j].dev = NULL;
                 }
