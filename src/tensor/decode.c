@@ -15,6 +15,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "decode_iq.h"
 #include "half.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -287,30 +288,40 @@ enum {
     GG_Q4_K = 12,
     GG_Q5_K = 13,
     GG_Q6_K = 14,
+    GG_IQ2_XXS = 16,
+    GG_IQ2_XS = 17,
+    GG_IQ3_XXS = 18,
+    GG_IQ1_S = 19,
     GG_IQ4_NL = 20,
+    GG_IQ3_S = 21,
+    GG_IQ2_S = 22,
     GG_IQ4_XS = 23,
     GG_I8 = 24,
+    GG_IQ1_M = 29,
     GG_BF16 = 30,
+    GG_TQ1_0 = 34,
+    GG_TQ2_0 = 35,
     GG_MXFP4 = 39
 };
 
 static const h3_ggml_info ggml_types[] = {
-    [0] = {"F32", 1, 4, true},          [1] = {"F16", 1, 2, true},
-    [2] = {"Q4_0", 32, 18, true},       [3] = {"Q4_1", 32, 20, true},
-    [6] = {"Q5_0", 32, 22, true},       [7] = {"Q5_1", 32, 24, true},
-    [8] = {"Q8_0", 32, 34, true},       [9] = {"Q8_1", 32, 36, false},
-    [10] = {"Q2_K", 256, 84, true},     [11] = {"Q3_K", 256, 110, true},
-    [12] = {"Q4_K", 256, 144, true},    [13] = {"Q5_K", 256, 176, true},
-    [14] = {"Q6_K", 256, 210, true},    [15] = {"Q8_K", 256, 292, false},
-    [16] = {"IQ2_XXS", 256, 66, false}, [17] = {"IQ2_XS", 256, 74, false},
-    [18] = {"IQ3_XXS", 256, 98, false}, [19] = {"IQ1_S", 256, 50, false},
-    [20] = {"IQ4_NL", 32, 18, true},    [21] = {"IQ3_S", 256, 110, false},
-    [22] = {"IQ2_S", 256, 82, false},   [23] = {"IQ4_XS", 256, 136, true},
-    [24] = {"I8", 1, 1, true},          [25] = {"I16", 1, 2, true},
-    [26] = {"I32", 1, 4, true},         [27] = {"I64", 1, 8, true},
-    [28] = {"F64", 1, 8, true},         [29] = {"IQ1_M", 256, 56, false},
-    [30] = {"BF16", 1, 2, true},        [34] = {"TQ1_0", 256, 54, false},
-    [35] = {"TQ2_0", 256, 66, false},   [39] = {"MXFP4", 32, 17, true},
+    [0] = {"F32", 1, 4, true},         [1] = {"F16", 1, 2, true},
+    [2] = {"Q4_0", 32, 18, true},      [3] = {"Q4_1", 32, 20, true},
+    [6] = {"Q5_0", 32, 22, true},      [7] = {"Q5_1", 32, 24, true},
+    [8] = {"Q8_0", 32, 34, true},      [9] = {"Q8_1", 32, 36, false},
+    [10] = {"Q2_K", 256, 84, true},    [11] = {"Q3_K", 256, 110, true},
+    [12] = {"Q4_K", 256, 144, true},   [13] = {"Q5_K", 256, 176, true},
+    [14] = {"Q6_K", 256, 210, true},   [15] = {"Q8_K", 256, 292, false},
+    [16] = {"IQ2_XXS", 256, 66, true}, [17] = {"IQ2_XS", 256, 74, true},
+    [18] = {"IQ3_XXS", 256, 98, true}, [19] = {"IQ1_S", 256, 50, true},
+    [20] = {"IQ4_NL", 32, 18, true},   [21] = {"IQ3_S", 256, 110, true},
+    [22] = {"IQ2_S", 256, 82, true},   [23] = {"IQ4_XS", 256, 136, true},
+    [24] = {"I8", 1, 1, true},         [25] = {"I16", 1, 2, true},
+    [26] = {"I32", 1, 4, true},        [27] = {"I64", 1, 8, true},
+    [28] = {"F64", 1, 8, true},        [29] = {"IQ1_M", 256, 56, true},
+    [30] = {"BF16", 1, 2, true},       [34] = {"TQ1_0", 256, 54, true},
+    [35] = {"TQ2_0", 256, 66, true},   [39] = {"MXFP4", 32, 17, true},
+    [40] = {"NVFP4", 64, 36, false},   [41] = {"Q1_0", 128, 18, false},
 };
 
 h3_ggml_info h3_ggml_type(uint32_t type)
@@ -357,6 +368,33 @@ INLINE void ggml_block(int type, const uint8_t *b, float *restrict y)
         break;
     case GG_IQ4_XS:
         iq4_xs(b, y);
+        break;
+    case GG_IQ2_XXS:
+        iq2_xxs(half_value(load16(b)), b, y);
+        break;
+    case GG_IQ2_XS:
+        iq2_xs(half_value(load16(b)), b, y);
+        break;
+    case GG_IQ2_S:
+        iq2_s(half_value(load16(b)), b, y);
+        break;
+    case GG_IQ3_XXS:
+        iq3_xxs(half_value(load16(b)), b, y);
+        break;
+    case GG_IQ3_S:
+        iq3_s(half_value(load16(b)), b, y);
+        break;
+    case GG_IQ1_S:
+        iq1_s(half_value(load16(b)), b, y);
+        break;
+    case GG_TQ1_0:
+        tq1_0(half_value(load16(b + 52)), b, y);
+        break;
+    case GG_TQ2_0:
+        tq2_0(half_value(load16(b + 64)), b, y);
+        break;
+    case GG_IQ1_M:
+        iq1_m(half_value(iq1_m_half(b)), b, y);
         break;
     case GG_MXFP4:
         mxfp4(b, y);

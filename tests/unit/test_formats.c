@@ -190,8 +190,9 @@ static const char *compare(const h3_entry *e, const json_t *want, const h3_entry
 
 static int check_dump(const char *form, const char *path)
 {
-    char *expected = h3_strdupf(DATA "samples/%s.expected.json", form);
-    char *few = h3_strdupf(DATA "samples/%s.expected.safetensors", form);
+    const char *folder = strcmp(form, "gguf-iq") == 0 ? "iq" : "samples";
+    char *expected = h3_strdupf(DATA "%s/%s.expected.json", folder, form);
+    char *few = h3_strdupf(DATA "%s/%s.expected.safetensors", folder, form);
     json_t *top = json_load_file(expected, 0, NULL), *tensors, *want;
     h3_manifest *m = NULL, *whole = NULL;
     const char *name;
@@ -236,6 +237,7 @@ static const sample samples[] = {
     {"dit-pruned-mixed", "dit-pruned-mixed.safetensors", NULL, 0, 0},
     {"dit-pruned-w4a8", "dit-pruned-w4a8.safetensors", NULL, 0, 0},
     {"gguf-types", "gguf-types.gguf", NULL, 0, 0},
+    {"gguf-iq", "../iq/gguf-iq.gguf", NULL, 0, 0},
     {"te-original", "te-original", NULL, 3, 0},
     {"te-comfy", "te-comfy.safetensors", NULL, 0, 0},
     {"te-int8", "te-int8.safetensors", NULL, 0, 0},
