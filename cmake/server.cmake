@@ -31,3 +31,15 @@ target_link_libraries(h3_server PUBLIC PkgConfig::MHD PkgConfig::SQLITE PkgConfi
 if(TARGET h3av)
     target_link_libraries(h3av PRIVATE h3_server)
 endif()
+
+# The form parser: every cut and many changes of some forms as an ordinary test, and (H3_FUZZ, see
+# cmake/fuzz.cmake for the flags) as a libFuzzer program. tests/server/run.sh tests the rest.
+add_executable(test_multipart tests/server/fuzz_multipart.c server/multipart.c)
+target_include_directories(test_multipart PRIVATE server)
+add_test(NAME server_multipart COMMAND test_multipart)
+if(H3_FUZZ)
+    add_executable(fuzz_multipart tests/server/fuzz_multipart.c server/multipart.c)
+    target_include_directories(fuzz_multipart PRIVATE server)
+    target_compile_definitions(fuzz_multipart PRIVATE H3_LIBFUZZER)
+    target_link_options(fuzz_multipart PRIVATE -fsanitize=fuzzer)
+endif()
