@@ -262,6 +262,13 @@ static void ggml_part(h3_weight *w, uint8_t type, int64_t rows, const int *halve
     if (type == 39)
         for (size_t b = 0; b < n; b += g.bytes)
             p[b] = (uint8_t)(120 + random_bits() % 8);
+    if (type == 29) // IQ1_M: the half lies in the top nibbles of four 16-bit scales
+        for (size_t b = 0; b < n; b += g.bytes) {
+            const uint16_t h = h3_f32_to_f16(0.002f);
+            for (int k = 0; k < 4; k++)
+                p[b + 49 + 2 * (size_t)k] =
+                    (uint8_t)((p[b + 49 + 2 * (size_t)k] & 15) | (h >> (4 * k) & 15) << 4);
+        }
     add_part(w, (h3_weight_part){.data = p,
                                  .rows = rows,
                                  .cols = w->cols,
@@ -337,22 +344,25 @@ static h3_weight encoded(int which, int64_t cols)
     static const struct {
         uint8_t type;
         int halves[2];
-    } blocks[] = {{8, {0, -1}},   {2, {0, -1}},    {3, {0, 2}},   {6, {0, -1}}, {7, {0, 2}},
-                  {10, {80, 82}}, {11, {108, -1}}, {12, {0, 2}},  {13, {0, 2}}, {14, {208, -1}},
-                  {20, {0, -1}},  {23, {0, -1}},   {39, {-1, -1}}};
+    } blocks[] = {{8, {0, -1}},   {2, {0, -1}},    {3, {0, 2}},    {6, {0, -1}},  {7, {0, 2}},
+                  {10, {80, 82}}, {11, {108, -1}}, {12, {0, 2}},   {13, {0, 2}},  {14, {208, -1}},
+                  {20, {0, -1}},  {23, {0, -1}},   {39, {-1, -1}}, {16, {0, -1}}, {17, {0, -1}},
+                  {18, {0, -1}},  {19, {0, -1}},   {21, {0, -1}},  {22, {0, -1}}, {29, {-1, -1}},
+                  {34, {52, -1}}, {35, {64, -1}}};
+    enum { N_BLOCKS = sizeof blocks / sizeof *blocks };
     h3_weight w = weight_of(0, cols);
 
-    if (which < 13)
+    if (which < N_BLOCKS)
         ggml_part(&w, blocks[which].type, 37, blocks[which].halves);
-    else if (which == 13)
+    else if (which == N_BLOCKS)
         int8_part(&w, 37, 0);
-    else if (which == 14)
+    else if (which == N_BLOCKS + 1)
         int8_part(&w, 37, 64);
-    else if (which == 15)
+    else if (which == N_BLOCKS + 2)
         fp8_part(&w, 37);
-    else if (which == 16)
+    else if (which == N_BLOCKS + 3)
         nvfp4_part(&w, 37);
-    else if (which == 17)
+    else if (which == N_BLOCKS + 4)
         plain_part(&w, H3_ENC_F16, 37, 0.1f);
     else {
         plain_part(&w, H3_ENC_BF16, 20, 0.1f);
@@ -364,7 +374,7 @@ static h3_weight encoded(int which, int64_t cols)
     with_bias(&w);
     return w;
 }
-enum { N_ENCODED = 19 };
+enum { N_ENCODED = 28 };
 
 /* ---------------------------------------------------------------- products */
 
@@ -724,16 +734,16 @@ static void check_snake(bench *b)
 
 /* ---------------------------------------------------------------- the tests */
 
-#define EVERYWHERE(name)                                              \
-    static void test_##name(void **unused)                            \
-    {                                                                 \
-        (void)unused;                                                 \
-        for (size_t i = 0; i < N_SETUPS; i++) {                       \
-            bench b = open_bench(i);                                  \
-            state = 1;                                                \
-            check_##name(&b);                                         \
-            close_bench(&b);                                          \
-        }                                                             \
+#define EVERYWHERE(name)                        \
+    static void test_##name(void **unused)      \
+    {                                           \
+        (void)unused;                           \
+        for (size_t i = 0; i < N_SETUPS; i++) { \
+            bench b = open_bench(i);            \
+            state = 1;                          \
+            check_##name(&b);                   \
+            close_bench(&b);                    \
+        }                                       \
     }
 EVERYWHERE(gemm)
 EVERYWHERE(encodings)

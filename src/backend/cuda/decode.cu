@@ -8,6 +8,7 @@
  * Rotated parts (ConvRot) need whole groups: there a block of threads decodes a piece of a row into
  * shared memory and turns it.
  */
+#include "decode_iq.cuh"
 #include "device.cuh"
 
 /* h3_encoding */
@@ -68,6 +69,7 @@ struct ggml_size {
 
 static __device__ __forceinline__ ggml_size size_of(int type)
 {
+    if (is_iq(type)) return {256, (short)iq_bytes(type)};
     switch (type) {
     case 0:
         return {1, 4};
@@ -108,6 +110,7 @@ static __device__ float ggml_at(int type, const uint8_t *b, int i)
     const int j32 = i / 32, l32 = i % 32, half = i / 128, k = i % 128 / 32;
     int sc, m;
 
+    if (is_iq(type)) return iq_at(type, from_f16((unsigned short)iq_half(type, b)), b, i);
     switch (type) {
     case 0:
         return __uint_as_float(load16(b) | load16(b + 2) << 16);
