@@ -1,11 +1,12 @@
 /**
  * The video decoder.
  *
- * Latents become tokens once for the whole video (denormalise, 1x1x1 convolution), one row of 24
- * per voxel. Then the work is a list of (clip, tile) jobs in the order clip by clip, row by row; a
- * few consecutive ones go through the transformer together, as segments of one attention. A decoded
- * tile is finished at its seams (video_vae_tiles.h), faded in time against the tail of the previous
- * clip and written into the frames of its clip; after a clip's last tile those frames leave.
+ * Latents become tokens when a clip comes to need them (denormalise, 1x1x1 convolution), one row of
+ * 24 per voxel, in a ring of about a clip: nothing here grows with the length of the video. The
+ * work is a list of (clip, tile) jobs in the order clip by clip, row by row; a few consecutive ones
+ * go through the transformer together, as segments of one attention. A decoded tile is finished at
+ * its seams (video_vae_tiles.h), faded in time against the tail of the previous clip and written
+ * into the frames of its clip; after a clip's last tile those frames leave.
  *
  * Everything after the transformer works on ImageNet-normalised RGB: seams and fades come before
  * clamping, as in the reference.
@@ -136,7 +137,9 @@ typedef struct decode_run {
     int64_t n_voxels;   // window * th * tw
     int64_t n_tokens;   // plus registers and the zero token
     int64_t batch;      // tiles in flight
-    h3_tensor voxels;   // [T, h, w, 24] after post_quant_conv
+    h3_tensor z;        // [24, T, h, w] of the caller
+    h3_tensor voxels;   // [room, h, w, 24] after post_quant_conv; latent t lies at t % room
+    int64_t n_made;     // latents that were made into voxels so far
     h3_tensor cos, sin; // [batch * n_tokens, R]
     h3_tensor tail;     // [3, fade, H, W] of the previous clip
     h3_tensor frames;   // of the current clip: u8 [own, H, W, 3] or f32 [3, own, H, W]
@@ -233,7 +236,7 @@ static h3_status embed_tile(decode_run *r, h3_tensor x, int64_t clip, int64_t i,
 
     H3_TRY(h3_scratch_check(d, "video VAE tile"));
     for (int64_t k = 0; k < r->clips.window; k++) {
-        h3_tensor z = h3_at(r->voxels, h3_decode_latent(&r->clips, clip, k)); // [h, w, 24]
+        h3_tensor z = h3_at(r->voxels, h3_decode_latent(&r->clips, clip, k) % r->voxels.ne[0]);
         z = h3_slice(z, 0, h3_tile_start(&r->y, i) / ratio, r->th);
         z = h3_slice(z, 1, h3_tile_start(&r->x, j) / ratio, r->tw);
         H3_TRY(op->copy(d, h3_at(tile, k), z));
@@ -242,6 +245,65 @@ static h3_status embed_tile(decode_run *r, h3_tensor x, int64_t clip, int64_t i,
                     &m->embed, H3_ACT_NONE));
     H3_TRY(op->copy(d, h3_slice(x, 0, r->n_voxels, m->extra.ne[0]), m->extra));
     h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+/* Latents [from, from + n) of z to `wide` [24, n h w], on the device. */
+static h3_status take_latents(decode_run *r, h3_tensor wide, int64_t from, int64_t n)
+{
+    h3_dev *d = r->d;
+    const h3_tensor some = h3_slice(r->z, 1, from, n);
+    const int64_t c = r->z.ne[0], area = r->z.ne[2] * r->z.ne[3], row = n * area;
+    h3_status st;
+
+    if (r->z.mem == d->mem) return d->ops->copy(d, h3_view(wide, 4, some.ne), some);
+    if (d->is_plan) return H3_OK;
+    float *dense = malloc((size_t)(c * row) * sizeof *dense);
+    if (!dense) return h3_fail(H3_E_NOMEM, "no memory for the latents of a clip");
+    for (int64_t i = 0; i < c; i++)
+        memcpy(dense + i * row, (const float *)some.data + i * some.st[0],
+               (size_t)row * sizeof *dense);
+    st = h3_dev_upload(d, wide, dense);
+    if (st == H3_OK) st = h3_dev_sync(d);
+    free(dense);
+    return st;
+}
+
+/* Voxels of latents [from, from + n): x * std + mean, then post_quant_conv, a product per voxel. */
+static h3_status make_voxels(decode_run *r, int64_t from, int64_t n)
+{
+    h3_dev *d = r->d;
+    const h3_ops *op = d->ops;
+    const int64_t c = r->z.ne[0], area = r->z.ne[2] * r->z.ne[3], room = r->voxels.ne[0];
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor wide = h3_scratch_2d(d, H3_F32, c, n * area);
+    h3_tensor rows = h3_scratch_2d(d, H3_F32, n * area, c);
+
+    H3_TRY(h3_scratch_check(d, "video VAE latents"));
+    H3_TRY(take_latents(r, wide, from, n));
+    if (!r->o.is_denormalised) H3_TRY(op->affine_rows(d, wide, wide, r->v->std, r->v->mean));
+    if (from == 0) h3_tap(d, wide, "z");
+    H3_TRY(op->transpose(d, rows, wide));
+    for (int64_t t = 0; t < n; t++) // one by one: the sums must not depend on how many come at once
+        H3_TRY(op->gemm(d, h3_view_2d(h3_at(r->voxels, (from + t) % room), area, c),
+                        h3_slice(rows, 0, t * area, area), &r->v->dec.post_quant, H3_ACT_NONE));
+    if (from == 0) h3_tap(d, h3_slice(r->voxels, 0, 0, n), "post_quant_conv");
+    h3_arena_release(&d->scratch, mark);
+    return H3_OK;
+}
+
+/* The latents that jobs [job, job + n) look at; what an earlier batch made is still there. */
+static h3_status need_voxels(decode_run *r, int64_t job, int n)
+{
+    const h3_decode_clips *c = &r->clips;
+    const int64_t per_clip = r->y.n * r->x.n, first = job / per_clip * c->stride;
+    int64_t end = (job + n - 1) / per_clip * c->stride + c->window;
+
+    if (end > r->z.ne[1]) end = r->z.ne[1];
+    if (r->n_made < first) r->n_made = first; // batches between went to other ranks
+    if (r->n_made >= end) return H3_OK;
+    H3_TRY(make_voxels(r, r->n_made, end - r->n_made));
+    r->n_made = end;
     return H3_OK;
 }
 
@@ -258,6 +320,7 @@ static h3_status tiles_forward(decode_run *r, const h3_tensor *pixels, int64_t j
 
     H3_TRY(h3_scratch_check(d, "video VAE tokens"));
     H3_TRY(acquire(d, m->store, 0));
+    H3_TRY(need_voxels(r, job, n_tiles));
     for (int k = 0; k < n_tiles; k++) {
         const int64_t at = job + k, tile = at % n_tiles_clip;
         H3_TRY(embed_tile(r, h3_slice(x, 0, k * N, N), at / n_tiles_clip, tile / r->x.n,
@@ -431,32 +494,6 @@ static h3_status run_jobs(decode_run *r)
 
 /* ---------------------------------------------------------------- a whole video */
 
-/* z [24, T, h, w] to rows of voxels [T, h, w, 24]: x * std + mean, then post_quant_conv. */
-static h3_status make_voxels(decode_run *r, h3_tensor z)
-{
-    h3_dev *d = r->d;
-    const h3_ops *op = d->ops;
-    const int64_t c = z.ne[0], n = z.ne[1] * z.ne[2] * z.ne[3];
-    const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor wide = h3_scratch_2d(d, H3_F32, c, n), rows = h3_scratch_2d(d, H3_F32, n, c);
-    vit_decoder *m = &r->v->dec;
-
-    H3_TRY(h3_scratch_check(d, "video VAE latents"));
-    if (z.mem == d->mem)
-        H3_TRY(op->copy(d, h3_view(wide, 4, z.ne), z));
-    else
-        H3_TRY(h3_dev_upload(d, wide, z.data));
-    if (!r->o.is_denormalised) H3_TRY(op->affine_rows(d, wide, wide, r->v->std, r->v->mean));
-    h3_tap(d, wide, "z");
-    H3_TRY(op->transpose(d, rows, wide));
-    H3_TRY(acquire(d, m->store, 0));
-    H3_TRY(op->gemm(d, h3_view_2d(r->voxels, n, c), rows, &m->post_quant, H3_ACT_NONE));
-    release(d, m->store, 0);
-    h3_tap(d, r->voxels, "post_quant_conv");
-    h3_arena_release(&d->scratch, mark);
-    return H3_OK;
-}
-
 /* Cell i of n lies at 2 (i + 0.5) / n - 1, in float32 as the reference forms it. */
 static float cell_position(int64_t i, int64_t n)
 {
@@ -521,7 +558,12 @@ static h3_status carve(decode_run *r, h3_tensor z)
     const int64_t H = r->y.length, W = r->x.length, own = r->clips.own;
     const int64_t R = (int64_t)((double)g->head_dim * g->rope_ratio) / 2;
 
-    r->voxels = h3_scratch_4d(d, H3_F32, z.ne[1], z.ne[2], z.ne[3], z.ne[0]);
+    /* A batch may begin in one clip and end in a later one. */
+    const int64_t per_clip = r->y.n * r->x.n;
+    int64_t room = r->clips.window + r->clips.stride * ((r->batch + per_clip - 2) / per_clip);
+    if (room > z.ne[1]) room = z.ne[1];
+    r->z = z;
+    r->voxels = h3_scratch_4d(d, H3_F32, room, z.ne[2], z.ne[3], z.ne[0]);
     r->cos = h3_scratch_2d(d, H3_F32, r->batch * r->n_tokens, R);
     r->sin = h3_scratch_2d(d, H3_F32, r->batch * r->n_tokens, R);
     if (r->clips.fade > 0) r->tail = h3_scratch_4d(d, H3_F32, 3, r->clips.fade, H, W);
@@ -612,7 +654,7 @@ h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,
         H3_TRY(h3_dev_scratch(d, bytes));
     }
     if ((st = carve(&r, z)) == H3_OK && (st = take_host(&r)) == H3_OK &&
-        (st = make_rope(&r)) == H3_OK && (st = make_voxels(&r, z)) == H3_OK)
+        (st = make_rope(&r)) == H3_OK)
         st = run_jobs(&r);
     free(r.host);
     free(r.cu);
