@@ -294,7 +294,7 @@ static bool f_sigmas(wish *w, const field *f, const json_t *v)
 {
     json_t *list = to_tree(v), *one;
     const size_t n = json_array_size(list);
-    double x, last = INFINITY;
+    double x, last = HUGE_VAL;
     size_t i;
     bool is_ok = n >= 2 && n <= SRV_SIGMAS_MAX;
 
