@@ -187,11 +187,10 @@ def test_full_disk(start, small_disk):
     s = start(data=small_disk + "/data")
     assert s.wait(s.create())["status"] == "completed"
     filler = os.path.join(small_disk, "filler")
-    with open(filler, "wb") as f:
+    with open(filler, "wb", buffering=0) as f:
         try:
-            while True:
-                f.write(b"x" * 4096)
-                f.flush()
+            while f.write(b"x" * 4096):
+                pass
         except OSError:
             pass
     # refused with a reason, and not to be tried again; or stored in what SQLite still had free

@@ -193,7 +193,7 @@ def test_content_lengths(server):
     for bad in (b"abc", b"-5", b"12x", b"99999999999999999999999"):
         a = server.raw(head(None, more=b"Content-Length: " + bad + b"\r\n") + body)
         assert a == b"" or status(a) in (400, 413), a[:100]
-    says(server.raw(head(None) + body), 400, "missing_field")  # no length: no body
+    says(server.raw(head(None) + body), 400, "invalid_multipart")  # no length: no body
     says(server.raw(head(len(body) - 9) + body), 400, "invalid_multipart")  # too short
     s = server.socket(3)  # too long: waits, and is cut in the end (below); others are served meanwhile
     s.sendall(head(len(body) + 9) + body)
