@@ -1,0 +1,229 @@
+/**
+ * Exchanges between GPUs through NCCL: point-to-point sends and receives grouped into one launch on
+ * the device's stream, so that they stand in line with the kernels around them. Ranks find each
+ * other through the host communicator (mpi or local), which also carries notes of failures.
+ *
+ * A kernel of NCCL waits on the GPU for its peer, and a host that waits for the stream would wait
+ * for ever when the peer is gone. So an event follows every exchange, and before the host blocks on
+ * the device (sync, download, upload) it polls that event and the notes in turns; a failure aborts
+ * the communicator, which ends the kernel.
+ */
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm.h"
+
+typedef struct nccl_link {
+    ncclComm_t comm;
+    cudaEvent_t last; // behind the last exchange
+    bool is_pending, is_dead;
+    h3_status (*upload)(h3_dev *d, void *dst, const void *src, size_t bytes);
+    h3_status (*download)(h3_dev *d, void *dst, const void *src, size_t bytes);
+    h3_status (*sync)(h3_dev *d);
+    char host_name[24];
+} nccl_link;
+
+static h3_status failed(ncclResult_t rc, const char *what)
+{
+    return h3_fail(H3_E_DEVICE, "NCCL: %s: %s", what, ncclGetErrorString(rc));
+}
+
+static h3_status cuda_failed(cudaError_t e, const char *what)
+{
+    return h3_fail(H3_E_DEVICE, "CUDA: %s: %s", what, cudaGetErrorString(e));
+}
+
+#define NCCL_TRY(expr)                                                              \
+    do {                                                                            \
+        const ncclResult_t rc_ = (expr);                                            \
+        if (rc_ != ncclSuccess && rc_ != ncclInProgress) return failed(rc_, #expr); \
+    } while (0)
+#define CUDA_TRY(expr)                                        \
+    do {                                                      \
+        const cudaError_t e_ = (expr);                        \
+        if (e_ != cudaSuccess) return cuda_failed(e_, #expr); \
+    } while (0)
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void rest(int turn)
+{
+    const struct timespec t = {0, 20000};
+
+    if (turn > 2000) nanosleep(&t, NULL);
+}
+
+static h3_status give_up(nccl_link *l, h3_status st)
+{
+    if (!l->is_dead) ncclCommAbort(l->comm);
+    l->is_dead = true;
+    l->is_pending = false;
+    return st;
+}
+
+/* The communicator works without blocking; this waits for what it was asked. */
+static h3_status settle(h3_comm *c, nccl_link *l)
+{
+    for (int turn = 0;; turn++) {
+        ncclResult_t state = ncclSuccess;
+        NCCL_TRY(ncclCommGetAsyncError(l->comm, &state));
+        if (state == ncclSuccess) return H3_OK;
+        if (state != ncclInProgress) return give_up(l, failed(state, "between ranks"));
+        const h3_status st = h3_comm_heard(c);
+        if (st != H3_OK) return give_up(l, st);
+        rest(turn);
+    }
+}
+
+/* Until the last exchange is through. */
+static h3_status wait_last(h3_dev *d)
+{
+    nccl_link *l = d->comm->device_state;
+
+    for (int turn = 0; l->is_pending; turn++) {
+        const cudaError_t e = cudaEventQuery(l->last);
+        if (e == cudaSuccess) {
+            l->is_pending = false;
+            return settle(d->comm, l);
+        }
+        if (e != cudaErrorNotReady) return give_up(l, cuda_failed(e, "an exchange"));
+        const h3_status st = h3_comm_heard(d->comm);
+        if (st != H3_OK) {
+            d->comm->is_broken = true;
+            return give_up(l, st);
+        }
+        rest(turn);
+    }
+    return H3_OK;
+}
+
+static h3_status sync_after(h3_dev *d)
+{
+    H3_TRY(wait_last(d));
+    return ((nccl_link *)d->comm->device_state)->sync(d);
+}
+
+static h3_status upload_after(h3_dev *d, void *dst, const void *src, size_t bytes)
+{
+    H3_TRY(wait_last(d));
+    return ((nccl_link *)d->comm->device_state)->upload(d, dst, src, bytes);
+}
+
+static h3_status download_after(h3_dev *d, void *dst, const void *src, size_t bytes)
+{
+    H3_TRY(wait_last(d));
+    return ((nccl_link *)d->comm->device_state)->download(d, dst, src, bytes);
+}
+
+static h3_status enqueue(nccl_link *l, cudaStream_t stream, const h3_message *send, int n_send,
+                         const h3_message *recv, int n_recv)
+{
+    ncclResult_t rc = ncclGroupStart();
+
+    for (int i = 0; rc == ncclSuccess && i < n_send; i++)
+        rc = ncclSend(send[i].data, send[i].bytes, ncclInt8, send[i].peer, l->comm, stream);
+    for (int i = 0; rc == ncclSuccess && i < n_recv; i++)
+        rc = ncclRecv(recv[i].data, recv[i].bytes, ncclInt8, recv[i].peer, l->comm, stream);
+    const ncclResult_t end = ncclGroupEnd();
+    if (rc != ncclSuccess) return failed(rc, "an exchange");
+    NCCL_TRY(end);
+    return H3_OK;
+}
+
+static h3_status exchange_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                             const h3_message *recv, int n_recv)
+{
+    nccl_link *l = c->device_state;
+    const double t0 = d->is_timing ? (H3_OK == sync_after(d) ? now() : 0) : 0;
+    h3_status st = h3_comm_heard(c);
+
+    if (st == H3_OK && n_send + n_recv > 0) {
+        st = enqueue(l, d->stream, send, n_send, recv, n_recv);
+        if (st == H3_OK) st = settle(c, l);
+        if (st == H3_OK && cudaEventRecord(l->last, d->stream) != cudaSuccess)
+            st = h3_fail(H3_E_DEVICE, "CUDA: no event behind an exchange");
+        l->is_pending = st == H3_OK;
+    }
+    if (st == H3_OK && d->is_timing) {
+        st = sync_after(d);
+        c->seconds += now() - t0;
+    }
+    if (st == H3_OK) return H3_OK;
+    c->is_broken = true;
+    return give_up(l, st);
+}
+
+static void detach(h3_comm *c)
+{
+    nccl_link *l = c->device_state;
+
+    if (!l) return;
+    if (l->comm && !l->is_dead) {
+        if (c->is_broken || c->is_over)
+            ncclCommAbort(l->comm);
+        else
+            ncclCommDestroy(l->comm);
+    }
+    if (l->last) cudaEventDestroy(l->last);
+    snprintf(c->name, sizeof c->name, "%s", l->host_name);
+    free(l);
+    c->device_state = NULL;
+    c->link.exchange_on = NULL;
+    c->link.detach = NULL;
+}
+
+static h3_status open_link(h3_comm *c, nccl_link *l)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+
+    config.blocking = 0;
+    memset(&id, 0, sizeof id);
+    if (c->rank == 0) NCCL_TRY(ncclGetUniqueId(&id));
+    H3_TRY(h3_comm_broadcast(c, NULL, &id, sizeof id, 0));
+    NCCL_TRY(ncclCommInitRankConfig(&l->comm, c->size, id, c->rank, &config));
+    H3_TRY(settle(c, l));
+    CUDA_TRY(cudaEventCreateWithFlags(&l->last, cudaEventDisableTiming));
+    return H3_OK;
+}
+
+h3_status h3_nccl_attach(h3_comm *c, h3_dev *d)
+{
+    nccl_link *l;
+    int version = 0;
+    h3_status st;
+
+    if (!d->stream || !d->upload || !d->download || !d->sync)
+        return h3_fail(H3_E_INTERNAL, "device %s has no stream for exchanges", d->name);
+    l = calloc(1, sizeof *l);
+    if (!l) return h3_fail(H3_E_NOMEM, "no memory for NCCL");
+    c->device_state = l;
+    c->link.detach = detach;
+    snprintf(l->host_name, sizeof l->host_name, "%s", c->name);
+    st = open_link(c, l);
+    if (st != H3_OK) {
+        c->is_broken = true;
+        detach(c);
+        return st;
+    }
+    l->upload = d->upload;
+    l->download = d->download;
+    l->sync = d->sync;
+    d->upload = upload_after;
+    d->download = download_after;
+    d->sync = sync_after;
+    c->link.exchange_on = exchange_on;
+    ncclGetVersion(&version);
+    snprintf(c->name, sizeof c->name, "%.12s + nccl", l->host_name);
+    snprintf(c->detail, sizeof c->detail, "NCCL %d.%d.%d", version / 10000, version / 100 % 100,
+             version % 100);
+    return H3_OK;
+}
