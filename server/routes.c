@@ -20,9 +20,11 @@ enum { CANCEL_WAIT = 5, DELETE_WAIT = 20, KEY_MAX = 255 };
 
 static enum MHD_Result answer_job(srv_req *r, unsigned status, const srv_job *j)
 {
-    char *text = json_dumps(srv_video_json(r->s, j), SRV_JSON);
+    json_t *o = srv_video_json(r->s, j);
+    char *text = json_dumps(o, SRV_JSON), ms[16];
     struct MHD_Response *a;
-    char ms[16];
+
+    json_decref(o);
 
     if (!text) return MHD_NO;
     a = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
