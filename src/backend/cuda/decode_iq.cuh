@@ -24,7 +24,9 @@ static __device__ __forceinline__ unsigned iq_u32(const uint8_t *p)
 /* Sign j of seven stored bits; the eighth makes their number even. */
 static __device__ __forceinline__ bool iq_is_negative(unsigned seven, int j)
 {
-    return (j < 7 ? seven >> j : (unsigned)__popc(seven)) & 1;
+    unsigned odd = seven ^ seven >> 4;
+    odd ^= odd >> 2;
+    return (j < 7 ? seven >> j : odd ^ odd >> 1) & 1;
 }
 
 static __device__ __forceinline__ float iq_value(float db, int v, bool is_negative)

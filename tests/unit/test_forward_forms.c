@@ -1,0 +1,563 @@
+/**
+ * Networks run off every published form: the forward of a sample against the forward of the same
+ * sample decoded to plain f32, and against the unquantized weights it was made from, within what
+ * its encoding can hold. Adapters against the dense merge, data at odd offsets, and quantized
+ * weights expanded at load.
+ */
+#include <ftw.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "convert.h"
+#include "decode.h"
+#include "dit.h"
+#include "encoder.h"
+#include "file.h"
+#include "lora.h"
+#include "writer.h"
+
+#define SAMPLES H3_SOURCE_DIR "/tests/data/formats/samples/"
+
+static h3_dev *dev;
+static char folder[] = "/tmp/h3av-forms-XXXXXX";
+
+static void must_at(h3_status st, int line)
+{
+    if (st != H3_OK) fail_msg("line %d: %s", line, h3_error());
+}
+#define must(call) must_at((call), __LINE__)
+
+static char *in_folder(const char *name)
+{
+    return h3_path_join(folder, name);
+}
+
+/* ---- the forwards, with inputs that depend on sizes alone ---- */
+
+typedef struct numbers {
+    float *v;
+    int64_t n;
+} numbers;
+
+static float wave(int64_t i)
+{
+    return (float)(sin(0.7 * (double)i) + 0.5 * sin(2.3 * (double)i + 1));
+}
+
+static float *waves(int64_t n)
+{
+    float *v = malloc((size_t)n * sizeof *v);
+
+    assert_non_null(v);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = wave(i);
+    return v;
+}
+
+enum { N_TEXT = 5, N_VIDEO = 12, N_AUDIO = 6, N_ROWS = N_TEXT + N_VIDEO + N_AUDIO };
+
+static numbers dit_forward(h3_dit *m, h3_dtype act)
+{
+    const h3_dit_dims *g = &m->dims;
+    static const float timesteps[2] = {0.3f, 0.85f};
+    int32_t text[N_TEXT], video[N_VIDEO], audio[N_AUDIO], mod[N_ROWS];
+    double at[N_ROWS][3];
+    h3_dit_state *state = NULL;
+    size_t scratch, kept;
+
+    for (int i = 0; i < N_ROWS; i++) {
+        const int kind = i < N_TEXT ? 1 : i < N_TEXT + N_VIDEO ? 0 : 2;
+        if (kind == 1) text[i] = i;
+        if (kind == 0) video[i - N_TEXT] = i;
+        if (kind == 2) audio[i - N_TEXT - N_VIDEO] = i;
+        mod[i] = 3 * (kind == 2) + kind;
+        at[i][0] = i / 4;
+        at[i][1] = i % 4 / 2;
+        at[i][2] = i % 2;
+    }
+    float *rows = waves(N_TEXT * g->text_dim), *v = waves(N_VIDEO * g->video_cols),
+          *a = waves(N_AUDIO * g->audio_cols);
+    const h3_dit_request rq = {.act = (uint8_t)act,
+                               .n_rows = N_ROWS,
+                               .n_video = N_VIDEO,
+                               .n_audio = N_AUDIO,
+                               .n_text = N_TEXT,
+                               .video_indices = video,
+                               .audio_indices = audio,
+                               .text_indices = text,
+                               .positions = &at[0][0],
+                               .text = h3_tensor_2d(rows, H3_F32, N_TEXT, g->text_dim),
+                               .n_steps = 1,
+                               .n_timesteps = 2,
+                               .timesteps = timesteps,
+                               .mod_row = mod};
+    const int64_t nv = N_VIDEO * g->video_cols, na = N_AUDIO * g->audio_cols;
+    numbers out = {malloc((size_t)(nv + na) * sizeof(float)), nv + na};
+
+    assert_non_null(out.v);
+    must(h3_dit_scratch_bytes(m, &rq, &scratch, &kept));
+    must(h3_dev_scratch(m->dev, scratch));
+    must(h3_dit_prepare(&state, m, &rq));
+    must(h3_dit_forward(m->dev, m, state, 0, h3_tensor_2d(out.v, H3_F32, N_VIDEO, g->video_cols),
+                        h3_tensor_2d(out.v + nv, H3_F32, N_AUDIO, g->audio_cols),
+                        h3_tensor_2d(v, H3_F32, N_VIDEO, g->video_cols),
+                        h3_tensor_2d(a, H3_F32, N_AUDIO, g->audio_cols)));
+    must(h3_dev_sync(m->dev));
+    h3_dit_release(&state);
+    free(rows);
+    free(v);
+    free(a);
+    return out;
+}
+
+typedef struct adapter {
+    const char *path;
+    float strength;
+} adapter;
+
+static void add_all(h3_checkpoint *ck, const adapter *list)
+{
+    for (; list && list->path; list++) {
+        const h3_lora_opts opts = {.strength = list->strength};
+        h3_lora_report rep;
+        must(h3_ckpt_add_lora(ck, list->path, &opts, &rep));
+        assert_true(rep.n_matched > 0);
+        free(rep.unmatched);
+    }
+}
+
+static numbers run_dit(const char *path, const h3_ckpt_opts *opts, const adapter *list,
+                       h3_dtype act)
+{
+    h3_checkpoint *ck = NULL;
+    h3_dit *m = NULL;
+    numbers out;
+
+    must(h3_ckpt_open(&ck, path, H3_ROLE_DIT, opts));
+    add_all(ck, list);
+    must(h3_dit_open(&m, ck, dev));
+    out = dit_forward(m, act);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    return out;
+}
+
+static numbers run_encoder(const char *path, const h3_ckpt_opts *opts, int select)
+{
+    static const int32_t ids[7] = {3, 17, 21, 1, 0, 19, 23};
+    static const int32_t positions[21] = {0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3,
+                                          4, 5, 6, 0, 1, 2, 3, 4, 5, 6};
+    const h3_encoder_in in = {.n_rows = 7, .ids = ids, .positions = positions};
+    const h3_encoder_opts eo = {.act = H3_F32, .select = select};
+    h3_checkpoint *ck = NULL;
+    h3_encoder *e = NULL;
+    numbers out = {0};
+    size_t bytes;
+
+    must(h3_ckpt_open(&ck, path, H3_ROLE_TEXT_ENCODER, opts));
+    must(h3_encoder_open(&e, ck, dev, &eo));
+    must(h3_encoder_scratch_bytes(e, &in, &bytes));
+    must(h3_dev_scratch(dev, bytes));
+    out.n = in.n_rows * h3_encoder_width(e);
+    out.v = malloc((size_t)out.n * sizeof(float));
+    assert_non_null(out.v);
+    must(h3_encoder_run(e, &in, h3_tensor_2d(out.v, H3_F32, in.n_rows, h3_encoder_width(e))));
+    h3_encoder_close(&e);
+    h3_ckpt_close(&ck);
+    return out;
+}
+
+/* Largest deviation, relative to the largest number; frees `a`. */
+static double apart(numbers a, const numbers *b)
+{
+    double worst = 0, top = 0;
+
+    assert_int_equal(a.n, b->n);
+    for (int64_t i = 0; i < a.n; i++) {
+        assert_true(isfinite(a.v[i]) && isfinite(b->v[i]));
+        worst = fmax(worst, fabs((double)a.v[i] - (double)b->v[i]));
+        top = fmax(top, fabs((double)b->v[i]));
+    }
+    assert_true(top > 1e-3); // a forward that gives nothing would agree with anything
+    free(a.v);
+    return worst / top;
+}
+
+static void same_bits(numbers a, const numbers *b)
+{
+    assert_int_equal(a.n, b->n);
+    assert_memory_equal(a.v, b->v, (size_t)a.n * sizeof *a.v);
+    free(a.v);
+}
+
+/* ---- plain copies ---- */
+
+/* `path` decoded to f32 safetensors at folder/name; malloc'd path. */
+static char *dump(const char *path, h3_role role, const h3_ckpt_opts *opts, const char *name)
+{
+    const h3_convert_opts how = {.form = H3_CONVERT_F32};
+    char *out = in_folder(name);
+    h3_checkpoint *ck = NULL;
+
+    must(h3_ckpt_open(&ck, path, role, opts));
+    must(h3_convert(ck, out, &how));
+    h3_ckpt_close(&ck);
+    return out;
+}
+
+/* Every tensor of an open checkpoint, adapters merged into its matrices, as f32 safetensors.
+ * `keep` picks by name; NULL: all. */
+static void write_plain(h3_writer *w, h3_checkpoint *ck, bool (*keep)(const char *), bool has_data)
+{
+    for (int64_t i = 0; i < h3_ckpt_n_tensors(ck); i++) {
+        const char *name = h3_ckpt_tensor(ck, i);
+        int64_t ne[8], n = 1;
+        int rank;
+        if (!name || (keep && !keep(name))) continue;
+        assert_true(h3_ckpt_shape(ck, name, &rank, ne));
+        if (!has_data) {
+            must(h3_writer_declare(w, name, H3_F32, rank, ne));
+            continue;
+        }
+        for (int k = 0; k < rank; k++)
+            n *= ne[k];
+        float *v = malloc((size_t)n * sizeof *v);
+        const size_t len = strlen(name);
+        assert_non_null(v);
+        if (rank == 2 && len > 7 && strcmp(name + len - 7, ".weight") == 0) {
+            char *module = h3_strdupf("%.*s", (int)(len - 7), name);
+            h3_weight m;
+            must(h3_ckpt_matrix(ck, dev, &m, module, ne[0], ne[1], false));
+            h3_weight_rows(&m, 0, ne[0], v);
+            free(module);
+        } else {
+            must(h3_ckpt_floats(ck, v, name, n));
+        }
+        must(h3_writer_put(w, v, (size_t)n * sizeof *v));
+        free(v);
+    }
+}
+
+static char *merge(const char *path, const adapter *list, const char *name)
+{
+    char *out = in_folder(name);
+    h3_checkpoint *ck = NULL;
+    h3_writer *w = NULL;
+
+    must(h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL));
+    add_all(ck, list);
+    must(h3_writer_open(&w, out));
+    must(h3_writer_meta(w, "h3av.qkv",
+                        h3_ckpt_qkv(ck, NULL) == H3_QKV_INTERLEAVED ? "interleaved" : "stacked"));
+    write_plain(w, ck, NULL, false);
+    must(h3_writer_begin(w));
+    write_plain(w, ck, NULL, true);
+    must(h3_writer_commit(&w));
+    h3_ckpt_close(&ck);
+    return out;
+}
+
+static bool is_one_block(const char *name)
+{
+    return strncmp(name, "blocks.", 7) != 0 || strncmp(name, "blocks.0.", 9) == 0;
+}
+
+static bool is_time(const char *name)
+{
+    return strstr(name, "adaln") || strncmp(name, "time_embedder.", 14) == 0;
+}
+
+static bool is_no_time(const char *name)
+{
+    return is_one_block(name) && !is_time(name);
+}
+
+static bool is_curve(const char *name)
+{
+    return is_one_block(name) && is_time(name);
+}
+
+/* The samples are made from the same numbers, by name and shape: what a one-block sample in curve
+ * form was before it was quantized is the ComfyUI sample with the modulation of a curve sample. */
+static char *base_of(bool has_curve, const char *name)
+{
+    char *out = in_folder(name);
+    h3_checkpoint *ck = NULL, *curve = NULL;
+    h3_writer *w = NULL;
+
+    must(h3_ckpt_open(&ck, SAMPLES "dit-comfy.safetensors", H3_ROLE_DIT, NULL));
+    must(h3_ckpt_open(&curve, SAMPLES "dit-pruned-int8.safetensors", H3_ROLE_DIT, NULL));
+    must(h3_writer_open(&w, out));
+    must(h3_writer_meta(w, "h3av.qkv", "stacked"));
+    for (int has_data = 0; has_data < 2; has_data++) {
+        write_plain(w, ck, has_curve ? is_no_time : is_one_block, has_data);
+        if (has_curve) write_plain(w, curve, is_curve, has_data);
+        if (!has_data) must(h3_writer_begin(w));
+    }
+    must(h3_writer_commit(&w));
+    h3_ckpt_close(&ck);
+    h3_ckpt_close(&curve);
+    return out;
+}
+
+/* ---- every form ---- */
+
+typedef enum against { NOTHING, FULL, FULL_ONE, CURVE_ONE, N_BASES } against;
+
+/* `limit`: of the whole forward against the unquantized weights. */
+static const struct {
+    const char *file;
+    against base;
+    double limit;
+} dits[] = {
+    {"dit-original/transformer", FULL, 2e-6},
+    {"dit-diffusers/transformer", FULL, 2e-6},
+    {"dit-comfy.safetensors", FULL, 2e-6},
+    {"dit-comfy-prefixed.safetensors", NOTHING, 0}, // sizes of its own
+    {"dit-gguf.gguf", NOTHING, 0},                  // K-quant blocks of random bytes
+    {"dit-gguf-pruned.gguf", CURVE_ONE, 0.012},     // Q8_0
+    {"dit-gguf-q8cr.gguf", CURVE_ONE, 0.03},
+    {"dit-nvfp4-full.safetensors", FULL_ONE, 0.11},
+    {"dit-nvfp4-linear.safetensors", FULL_ONE, 0.11},
+    {"dit-pruned-int8.safetensors", CURVE_ONE, 0.008},
+    {"dit-pruned-mixed.safetensors", CURVE_ONE, 0.07}, // FP8, MXFP8 and NVFP4 among them
+    {"dit-pruned-w4a8.safetensors", CURVE_ONE, 0.16},
+};
+enum { N_DITS = sizeof dits / sizeof *dits };
+
+static void test_dit_forms(void **state)
+{
+    char *path[N_BASES] = {[FULL] = h3_strdupf(SAMPLES "dit-comfy.safetensors"),
+                           [FULL_ONE] = base_of(false, "full.safetensors"),
+                           [CURVE_ONE] = base_of(true, "curve.safetensors")};
+    numbers base[N_BASES] = {{0}};
+
+    (void)state;
+    for (int b = FULL; b < N_BASES; b++)
+        base[b] = run_dit(path[b], NULL, NULL, H3_F32);
+    for (int i = 0; i < N_DITS; i++) {
+        char *file = h3_strdupf(SAMPLES "%s", dits[i].file);
+        char *plain = dump(file, H3_ROLE_DIT, NULL, "plain.safetensors");
+        const numbers want = run_dit(plain, NULL, NULL, H3_F32);
+        const double exact = apart(run_dit(file, NULL, NULL, H3_F32), &want);
+        const double off =
+            dits[i].base ? apart(run_dit(file, NULL, NULL, H3_F32), &base[dits[i].base]) : 0;
+        print_message("%-32s decoded %.1e  unquantized %.1e\n", dits[i].file, exact, off);
+        if (!(exact <= 2e-6)) fail_msg("%s: %g from its own f32 values", dits[i].file, exact);
+        if (!(off <= dits[i].limit) && dits[i].base)
+            fail_msg("%s: %g from the unquantized weights", dits[i].file, off);
+        free(want.v);
+        free(plain);
+        free(file);
+    }
+    for (int b = FULL; b < N_BASES; b++) {
+        free(base[b].v);
+        free(path[b]);
+    }
+}
+
+/* ---- adapters ---- */
+
+/* On every base, quantized ones included: the adapter added at load is the dense merge. */
+static void test_adapters(void **state)
+{
+    static const char *const forms[] = {"peft", "comfy", "kohya", "diffsynth", "native"};
+
+    (void)state;
+    for (int i = 0; i < N_DITS; i++) {
+        char *file = h3_strdupf(SAMPLES "%s", dits[i].file);
+        if (!dits[i].base) { // sizes of their own: no adapter fits
+            free(file);
+            continue;
+        }
+        const numbers bare = run_dit(file, NULL, NULL, H3_F32);
+        for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+            // the modulation of curve samples is narrower than the last adapter's
+            if (dits[i].base == CURVE_ONE && strcmp(forms[f], "native") == 0) continue;
+            char *path = h3_strdupf(SAMPLES "lora-%s.safetensors", forms[f]);
+            const adapter one[] = {{path, 1}, {NULL, 0}};
+            const adapter two[] = {
+                {path, 0.8f}, {SAMPLES "lora-comfy.safetensors", -0.4f}, {NULL, 0}};
+            const adapter *const lists[] = {one, two};
+            for (int k = 0; k < 2; k++) {
+                char *merged = merge(file, lists[k], "merged.safetensors");
+                const numbers want = run_dit(merged, NULL, NULL, H3_F32);
+                const double off = apart(run_dit(file, NULL, lists[k], H3_F32), &want);
+                if (!(off <= 5e-6))
+                    fail_msg("%s on %s: %g from the dense merge", forms[f], dits[i].file, off);
+                if (!(apart(run_dit(file, NULL, lists[k], H3_F32), &bare) > 1e-2))
+                    fail_msg("%s on %s: changes nothing", forms[f], dits[i].file);
+                free(want.v);
+                free(merged);
+            }
+            free(path);
+        }
+        free(bare.v);
+        free(file);
+    }
+}
+
+/* ---- where the data lies ---- */
+
+/* `from` with `shift` blanks more in its header, which moves the data by as much. */
+static void shift_data(const char *from, const char *to, size_t shift)
+{
+    char *text;
+    size_t size;
+    uint64_t header, longer;
+    FILE *f = fopen(to, "wb");
+
+    must(h3_file_read(&text, &size, from, (size_t)1 << 30));
+    memcpy(&header, text, 8);
+    longer = header + shift;
+    assert_non_null(f);
+    assert_int_equal(fwrite(&longer, 8, 1, f), 1);
+    assert_int_equal(fwrite(text + 8, header, 1, f), 1);
+    assert_int_equal(fprintf(f, "%*s", (int)shift, ""), (int)shift);
+    assert_int_equal(fwrite(text + 8 + header, size - 8 - header, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+    free(text);
+}
+
+static void test_unaligned(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_DITS; i++) {
+        char *from = h3_strdupf(SAMPLES "%s", dits[i].file), *to = in_folder("shifted.safetensors");
+        if (!strstr(from, ".safetensors")) {
+            free(from);
+            free(to);
+            continue;
+        }
+        shift_data(from, to, 0);
+        for (int act = H3_F32; act <= H3_BF16; act++) {
+            const numbers want = run_dit(from, NULL, NULL, (h3_dtype)act);
+            for (size_t shift = 1; shift < 8; shift++) {
+                shift_data(from, to, shift);
+                same_bits(run_dit(to, NULL, NULL, (h3_dtype)act), &want);
+            }
+            free(want.v);
+        }
+        free(from);
+        free(to);
+    }
+}
+
+/* ---- the conditioner ---- */
+
+static const char encoder_config[] =
+    "{\"text_config\": {\"rope_theta\": 5000000.0, \"rms_norm_eps\": 1e-6, "
+    "\"rope_scaling\": {\"mrope_section\": [%d, %d, %d]}}}";
+
+/* The heads of the samples are narrower than the release's: their rotation has to be said. */
+static void put_config(const char *where, int head_dim)
+{
+    char *path = h3_path_join(where, "config.json");
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    fprintf(f, encoder_config, head_dim / 4, head_dim / 8, head_dim / 8);
+    assert_int_equal(fclose(f), 0);
+    free(path);
+}
+
+/* A folder of links to sample files, with a config.json. */
+static void test_encoder_forms(void **state)
+{
+    static const struct {
+        const char *file[4];
+        int head_dim, base_layers; ///< 0: not made from the numbers of te-comfy
+        double limit;
+    } forms[] = {
+        {{"te-comfy.safetensors"}, 16, 3, 2e-6},
+        {{"te-original/model-00001-of-00002.safetensors",
+          "te-original/model-00002-of-00002.safetensors",
+          "te-original/model.safetensors.index.json"},
+         16,
+         3,
+         2e-6},
+        {{"te-int8.safetensors"}, 16, 2, 0.035},
+        {{"te-nvfp4-awq.safetensors"}, 16, 0, 0},
+        {{"te-gguf.gguf"}, 32, 0, 0},
+        {{"te-llama.gguf"}, 32, 0, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        char name[8], *where, *open = NULL, *plain, *base;
+        snprintf(name, sizeof name, "te%zu", i);
+        where = in_folder(name);
+        assert_int_equal(mkdir(where, 0700), 0);
+        put_config(where, forms[i].head_dim);
+        for (int k = 0; k < 4 && forms[i].file[k]; k++) {
+            const char *slash = strrchr(forms[i].file[k], '/');
+            char *from = h3_strdupf(SAMPLES "%s", forms[i].file[k]);
+            char *to = h3_path_join(where, slash ? slash + 1 : forms[i].file[k]);
+            assert_int_equal(symlink(from, to), 0);
+            free(from);
+            free(open);
+            open = to;
+        }
+        put_config(folder, forms[i].head_dim);
+        base = in_folder("base.safetensors");
+        (void)unlink(base);
+        assert_int_equal(symlink(SAMPLES "te-comfy.safetensors", base), 0);
+        plain = dump(open, H3_ROLE_TEXT_ENCODER, NULL, "plain.safetensors");
+        const int n = forms[i].base_layers;
+        const numbers want = run_encoder(plain, NULL, n);
+        const double exact = apart(run_encoder(open, NULL, n), &want);
+        double off = 0;
+        if (n) {
+            const numbers b = run_encoder(base, NULL, n);
+            off = apart(run_encoder(open, NULL, n), &b);
+            free(b.v);
+        }
+        print_message("%-32s decoded %.1e  unquantized %.1e\n", forms[i].file[0], exact, off);
+        if (!(exact <= 2e-6)) fail_msg("%s: %g from its f32 values", forms[i].file[0], exact);
+        if (!(off <= forms[i].limit)) fail_msg("%s: %g from te-comfy", forms[i].file[0], off);
+        free(want.v);
+        free(plain);
+        free(base);
+        free(open);
+        free(where);
+    }
+    char *config = in_folder("config.json"); // the other tests' files stand alone
+    assert_int_equal(unlink(config), 0);
+    free(config);
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)st;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dit_forms),
+        cmocka_unit_test(test_encoder_forms),
+        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_unaligned),
+    };
+    int failed;
+
+    if (!mkdtemp(folder)) return 1;
+    if (h3_dev_open(&dev, "cpu", &(h3_dev_opts){.n_threads = 1}) != H3_OK) return 1;
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    h3_dev_close(&dev);
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return failed;
+}
