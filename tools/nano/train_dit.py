@@ -1,0 +1,362 @@
+"""Train the DiT and the conditioner together by rectified flow, in the conventions of the released model.
+
+    python train_dit.py --seconds 480 --weights weights --out weights               # one device
+    torchrun --nproc-per-node 2 train_dit.py --seconds 480 --weights weights ...    # several
+
+Data-ward velocity (x0 - noise), t = 1 is clean, one u drives both schedules through the shifts 12 (video) and 3
+(audio), conditions sit at t = 0.999, text rows take the video timestep.  Video latents are those of the linear code, so
+neither half of the video VAE is needed here.  A run goes on from its own state (`--resume`).
+"""
+
+import argparse
+import json
+import os
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+import data
+import lincode
+import nets
+import optim
+import train_video_vae
+import world
+
+# height, width, frames, clips kept, share of the training time; before and after TURN of the run
+POOLS = (
+    (256, 256, 22, 24000, 0.60, 0.34),
+    (256, 256, 56, 20000, 0.25, 0.42),
+    (256, 256, 39, 3000, 0.05, 0.04),
+    (256, 256, 90, 1500, 0.00, 0.03),
+    (256, 256, 124, 2000, 0.04, 0.07),
+    (192, 256, 22, 3000, 0.02, 0.02),
+    (256, 192, 22, 3000, 0.02, 0.02),
+    (192, 256, 56, 2500, 0.02, 0.03),
+    (256, 192, 56, 2500, 0.00, 0.03),
+)
+TOY_POOLS = ((64, 64, 22, 32, 0.7, 0.5), (64, 96, 39, 16, 0.3, 0.5))
+TURN = 0.45
+# tasks of a step, before and after CONDITIONS of the run
+CONDITIONS = 0.2
+TASK_SHARES = ((1.0, 0.0, 0.0), (0.68, 0.15, 0.17))
+
+
+def load_audio(folder):
+    with open(os.path.join(folder, "audio_vae.json")) as f:
+        stats = json.load(f)
+    model = nets.build_audio_vae(latents_mean=stats["latents_mean"], latents_std=stats["latents_std"])
+    state = {k: v.float() for k, v in load_file(os.path.join(folder, "audio_vae.safetensors")).items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(k.endswith(("filter", "zero_k_bias")) for k in missing), (missing, unexpected)
+    return model, stats
+
+
+def load_codec(folder, device, toy=False):
+    """The codec of the training: the code with the statistics of its latents (made if there are none yet)."""
+    code = lincode.load(os.path.join(folder, "code.safetensors"), device)
+    path = os.path.join(folder, "latents.json")
+    if os.path.exists(path):
+        with open(path) as f:
+            stats = json.load(f)
+    else:
+        mean, std = train_video_vae.statistics(code, np.random.default_rng(99), device, 12 if toy else 96)
+        stats = dict(latents_mean=mean, latents_std=std)
+        with open(path, "w") as f:
+            json.dump(stats, f)
+    audio, audio_stats = load_audio(folder)
+    return data.Codec(code, stats, audio, audio_stats, device)
+
+
+def freeze_unused(text):
+    """What the released model never reads: the layer after the conditioning, the final norm and the head."""
+    lm = text.model.language_model
+    for module in (lm.layers[nets.TEXT_LAYER], lm.norm):
+        module.requires_grad_(False)
+    return text
+
+
+@torch.no_grad()
+def start(dit, text):
+    """Initial weights: small modulation, half-open gates, silent output heads, sizable word vectors."""
+    for block in dit.transformer_blocks:
+        block.adaln_proj.linear.weight.normal_(0, 0.02)
+        bias = block.adaln_proj.linear.bias.view(3, 6, -1)
+        bias.zero_()
+        bias[:, 2] = bias[:, 5] = 0.5
+    dit.norm_out.linear.weight.normal_(0, 0.02)
+    dit.norm_out.linear.bias.zero_()
+    dit.proj_out.weight.zero_()
+    dit.audio_proj_out.weight.zero_()
+    lm = text.model.language_model
+    lm.embed_tokens.weight.normal_(0, 0.5)
+    for layer in lm.layers[: nets.TEXT_LAYER]:
+        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.self_attn.o_proj,
+                       layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            linear.weight.normal_(0, linear.weight.shape[1] ** -0.5)
+
+
+class Conditioning:
+    """Layouts and presentations by geometry, cached."""
+
+    def __init__(self, dit, device):
+        self.dit, self.device, self.cache = dit, device, {}
+
+    def get(self, pool, task, prompt_length, anchors):
+        key = (pool.key, task, prompt_length, anchors)
+        if key not in self.cache:
+            head, reference = data.Head([], [], []), None
+            if task == "fl2va":
+                head = data.presentation(len(anchors), pool.height, pool.width)
+            if task == "ref2va":
+                head = data.presentation(1, nets.REFERENCE_EDGE, nets.REFERENCE_EDGE)
+                reference = (nets.REFERENCE_EDGE // 16,) * 2
+            tags = head.tags + [nets.TEXT_TAG] * prompt_length
+            layout = nets.Layout(self.dit, tags, pool.t, pool.h, pool.w, pool.a, anchors, reference, self.device)
+            positions = data.rotary_positions(head, prompt_length).to(self.device)
+            ids = torch.tensor(head.ids, device=self.device, dtype=torch.long)
+            self.cache[key] = (layout, positions, ids)
+        return self.cache[key]
+
+
+def condition_rows(codec, images):
+    """Rows of condition frames `(n, k, 3, h, w)`, as the encoder's narrow posterior and the anchor mix leave them."""
+    n, k = images.shape[:2]
+    z = codec.encode_video(images.reshape(n * k, *images.shape[2:])[:, :, None])
+    z = z + 0.02 * lincode.SPREAD * torch.randn_like(z)
+    z = nets.CONDITION_T * z + (1 - nets.CONDITION_T) * torch.randn_like(z)
+    return nets.patchify(z).reshape(n, -1, 96)
+
+
+def predict(dit, text, layout, positions, head_ids, ids, images, rows, x_video, x_audio, t_video, t_audio, cores):
+    ids = torch.cat((head_ids.expand(ids.shape[0], -1), ids), dim=1)
+    hidden = nets.text_forward(text, ids, images, positions)
+    video = x_video if rows is None else torch.cat((rows, x_video), dim=1)
+    return nets.dit_forward(dit, video, x_audio, hidden, t_video, t_audio, layout, *cores)
+
+
+ANCHORS = (("first",), ("first",), ("last",), ("first", "last"))
+
+
+def flow_loss(dit, text, pool, task, batch, conditioning, anchors, cores):
+    codec = pool.codec
+    images, rows = batch.get("images"), None
+    if task == "fl2va":
+        images = images[:, [("first", "last").index(a) for a in anchors]]
+    if images is not None:
+        rows = condition_rows(codec, images)
+    layout, positions, head_ids = conditioning.get(pool, task, batch["ids"].shape[1], anchors)
+    z, a = nets.patchify(batch["z"]), nets.audio_rows(batch["a"])
+    n, device = z.shape[0], z.device
+    # Stratified u: the share of the way to pure noise before the shift.
+    u = (torch.rand(n, device=device) + torch.arange(n, device=device)) / n
+    sv, sa = nets.shifted(u, nets.VIDEO_SHIFT), nets.shifted(u, nets.AUDIO_SHIFT)
+    ev, ea = torch.randn_like(z), torch.randn_like(a)
+    xv = (1 - sv)[:, None, None] * z + sv[:, None, None] * ev
+    xa = (1 - sa)[:, None, None] * a + sa[:, None, None] * ea
+    pv, pa = predict(dit, text, layout, positions, head_ids, batch["ids"], images, rows, xv, xa, 1 - sv, 1 - sa, cores)
+    lv = (pv.float() - (z - ev)).square().mean()
+    la = (pa.float() - (a - ea)).square().mean()
+    return lv + 0.7 * la, lv, la
+
+
+@torch.no_grad()
+def sample(dit, text, pool, task, ids, steps, conditioning, generator=None, anchors=(), images=None,
+           cores=(nets.block_core, nets.refiner_core)):
+    """The pipeline's Euler loop for a batch with one layout; `steps` grid points, as `num_inference_steps` counts."""
+    device, n = ids.device, ids.shape[0]
+    layout, positions, head_ids = conditioning.get(pool, task, ids.shape[1], anchors)
+    rows = None if images is None else condition_rows(pool.codec, images)
+    noise = lambda *shape: torch.randn(*shape, device=device, generator=generator)
+    x = nets.patchify(noise(n, 24, pool.t, pool.h, pool.w))
+    y = noise(n, 2 * pool.a, 32)
+    base = torch.linspace(1.0, 0.0, steps, device=device)
+    sv, sa = nets.shifted(base, nets.VIDEO_SHIFT), nets.shifted(base, nets.AUDIO_SHIFT)
+    for i in range(steps - 1):
+        tv, ta = (1 - sv[i]).expand(n), (1 - sa[i]).expand(n)
+        pv, pa = predict(dit, text, layout, positions, head_ids, ids, images, rows, x, y, tv, ta, cores)
+        x = x + (sv[i] - sv[i + 1]) * pv.float()
+        y = y + (sa[i] - sa[i + 1]) * pa.float()
+    return (nets.unpatchify(x, pool.t, pool.h, pool.w),
+            y.reshape(n, 2, pool.a, 32).permute(0, 1, 3, 2).contiguous())
+
+
+def save_weights(dit, text, trainer, folder):
+    """The averaged weights, as they are shipped."""
+    trainer.load_average()
+    save_file({k: v.contiguous().cpu() for k, v in dit.state_dict().items()}, os.path.join(folder, "dit.safetensors"))
+    state = {k: v.to(torch.bfloat16).contiguous().cpu() for k, v in text.state_dict().items() if k != "lm_head.weight"}
+    save_file(state, os.path.join(folder, "text_encoder.safetensors"))
+    trainer.load_masters()
+
+
+def save_state(trainer, progress, path):
+    """Two files, `PATH.masters.safetensors` and `PATH.moments.safetensors`."""
+    state = trainer.state()
+    masters = dict(masters=state.pop("masters"), steps=state.pop("steps"), progress=torch.tensor([progress]))
+    for name, part in (("moments", state), ("masters", masters)):
+        save_file(part, f"{path}.{name}.new")
+        os.replace(f"{path}.{name}.new", f"{path}.{name}.safetensors")
+
+
+def load_state(trainer, path):
+    state = {}
+    for name in ("moments", "masters"):
+        state.update(load_file(f"{path}.{name}.safetensors"))
+    trainer.restore(state)
+    return float(state["progress"][0])
+
+
+class Step:
+    """One step of training: choose, draw, descend."""
+
+    def __init__(self, dit, text, trainer, pools, conditioning, cores, tokens, seed, rank):
+        self.dit, self.text, self.trainer, self.pools = dit, text, trainer, pools
+        self.conditioning, self.cores, self.tokens = conditioning, cores, tokens
+        # What kind of step it is has to be the same on all ranks; what is in it must not be.
+        self.shared, self.own = np.random.default_rng(seed), np.random.default_rng((seed, rank))
+
+    def choose(self, progress):
+        late = progress >= TURN
+        # Shares are shares of time, so dear pools are drawn less often for their share; batches have equal rows.
+        shares = np.array([p.weight[late] for p in self.pools])
+        pool = self.pools[self.shared.choice(len(self.pools), p=shares / shares.sum())]
+        task = data.TASKS[self.shared.choice(3, p=TASK_SHARES[progress >= CONDITIONS])]
+        anchors = ANCHORS[self.shared.integers(0, 4)] if task == "fl2va" else ()
+        return pool, task, anchors
+
+    def loss(self, pool, task, anchors):
+        batch = pool.draw(task, self.own, max(2, self.tokens // pool.tokens(task)))
+        return flow_loss(self.dit, self.text, pool, task, batch, self.conditioning, anchors, self.cores)
+
+
+def build(device, dtype, args, reduce=None):
+    dit, text = nets.build_dit(), freeze_unused(nets.build_text_encoder())
+    start(dit, text)
+    dit.to(device), text.to(device)
+    muon = () if args.no_muon else optim.matrices(
+        *dit.transformer_blocks, dit.token_refiner, *text.model.language_model.layers, text.model.visual.blocks)
+    trainer = optim.Trainer([dit, text], args.lr, ema=args.ema, muon=muon, reduce=reduce)
+    nets.cast_like_checkpoint(dit, dtype)
+    text.to(dtype)
+    return dit, text, trainer
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--weights", default="weights", help="folder of the code and the audio VAE")
+    parser.add_argument("--out", default="weights")
+    parser.add_argument("--state", default=None, help="path prefix for the training state")
+    parser.add_argument("--resume", default=None, help="path prefix of a state to go on from")
+    parser.add_argument("--since", type=float, default=None, help="where in the schedule this run starts (0 to 1)")
+    parser.add_argument("--until", type=float, default=1.0, help="and where it ends")
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--ema", type=float, default=0.999)
+    parser.add_argument("--tokens", type=int, default=80_000, help="rows of packed sequence in a batch, per process")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-muon", action="store_true")
+    parser.add_argument("--workers", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the pools' sizes")
+    parser.add_argument("--toy", action="store_true")
+    args = parser.parse_args()
+
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    workers = data.Workers(1 if args.toy else args.workers)  # before the device is touched
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    reduce = None
+    if world_size > 1:
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+
+        def reduce(flat):
+            torch.distributed.all_reduce(flat)
+            flat.div_(world_size)
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if device == "cuda":
+        # cuDNN's attention builds a plan for every new shape; prompts of all lengths make many shapes.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    began = time.time()
+    os.makedirs(args.out, exist_ok=True)
+    codec = load_codec(args.weights, device, args.toy)
+    dit, text, trainer = build(device, dtype, args, reduce)
+    progress = 0.0
+    if args.resume:
+        progress = load_state(trainer, args.resume)
+    progress = progress if args.since is None else args.since
+    first = trainer.steps
+    torch.manual_seed(args.seed + 1000 * rank + first)
+    conditioning = Conditioning(dit, device)
+    table = TOY_POOLS if args.toy else POOLS
+    pools = [data.Pool(h, w, f, int(n * (1 if args.toy else args.scale)), codec, (early, late), workers,
+                       args.seed * 100 + rank + 10 * first, chunk=16 if args.toy else 64 if f < 80 else 32)
+             for h, w, f, n, early, late in table]
+    for pool in pools:
+        for _ in range(1 if args.toy else 6):
+            pool.grow()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print(f"rank {rank} of {world_size}: ready after {time.time() - began:.1f} s, {len(trainer.params)} tensors", flush=True)
+    cores = (nets.block_core, nets.refiner_core)
+    if not args.no_compile and not args.toy:
+        cores = tuple(torch.compile(c, dynamic=True) for c in cores)
+    step = Step(dit, text, trainer, pools, conditioning, cores, args.tokens if not args.toy else 2000,
+                args.seed + first, rank)
+    clock = optim.Clock(args.seconds, progress, args.until, warmup=150, hold=0.45)
+    totals = {t: torch.zeros(3, device=device) for t in data.TASKS}
+    mark, marks, seen, turn, saved = time.time(), 0, 0, 0, time.time()
+    every = 5 if args.toy else 250
+    log = []
+    while True:
+        pool, task, anchors = step.choose(progress)
+        loss, lv, la = step.loss(pool, task, anchors)
+        loss.backward()
+        norm, note = trainer.step(clock.scale(trainer.steps - first, progress), clock.progress())
+        totals[task] += torch.stack((lv.detach(), la.detach(), torch.ones((), device=device)))
+        marks += 1
+        if trainer.steps % 16 == 0:
+            progress = float(note)  # one number for all ranks; also keeps the host from running far ahead
+            if progress >= args.until - 1e-4:
+                break
+            growing = [p for p in pools if not p.full()]
+            if growing:
+                # The pool that is emptiest for its size.
+                min(growing, key=lambda p: p.n / p.capacity).grow()
+        if trainer.steps % every == 0 and rank == 0:
+            row = dict(step=trainer.steps, seconds=round(clock.elapsed, 1), progress=round(progress, 4),
+                       ms=round((time.time() - mark) / marks * 1e3, 1), norm=round(norm.item(), 2),
+                       clips=sum(p.n for p in pools))
+            for name, total in totals.items():
+                v, a, k = total.tolist()
+                if k:
+                    row[name] = (round(v / k, 4), round(a / k, 4))
+                total.zero_()
+            log.append(row)
+            print(json.dumps(row), flush=True)
+            mark, marks = time.time(), 0
+            if time.time() - saved > 100:
+                save_weights(dit, text, trainer, args.out)
+                if args.state:
+                    save_state(trainer, progress, args.state)
+                saved = time.time()
+    if rank == 0:
+        save_weights(dit, text, trainer, args.out)
+        if args.state:
+            save_state(trainer, progress, args.state)
+        with open(os.path.join(args.out, "dit_log.json"), "a") as f:
+            f.write(json.dumps(dict(args=vars(args), world=world_size, log=log)) + "\n")
+        print(f"{trainer.steps} steps, {clock.elapsed:.1f} s", flush=True)
+    workers.stop()
+    if world_size > 1:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
