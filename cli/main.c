@@ -2,11 +2,13 @@
  * h3av, the command line program. It links the library as a stranger would: only <h3av/h3av.h>.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <h3av/h3av.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "args.h"
 #include "progress.h"
@@ -21,9 +23,23 @@ static void on_signal(int sig)
 
     if (e) h3_cancel(e);
     if (!e || ++count > 2) { // nothing to stop gently, or the user insists
+        h3_drop_partial_files();
         signal(sig, SIG_DFL);
         raise(sig);
     }
+}
+
+/* Model files are read through memory maps: one that gets shorter meanwhile, or a disk that fails,
+ * shows as this signal. There is nothing to go back to. */
+static void on_lost_page(int sig)
+{
+    static const char text[] =
+        "\nh3av: a file became shorter, or its disk failed, while it was read\n";
+
+    (void)sig;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(3);
+    h3_drop_partial_files();
+    _exit(3);
 }
 
 static void catch_signals(void)
@@ -34,7 +50,33 @@ static void catch_signals(void)
     sa.sa_handler = on_signal;
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
-    signal(SIGPIPE, SIG_IGN);
+    sigaction(SIGHUP, &sa, NULL);
+    sa.sa_handler = on_lost_page;
+    sigaction(SIGBUS, &sa, NULL);
+    signal(SIGPIPE, SIG_IGN); // a write that fails says more than a dead process
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* Descriptors 0, 1 and 2 that the caller closed would be given to the next files opened, and
+ * messages would land in a video. Reading-only, so that a lost standard output is still an error.
+ */
+static void hold_standard_files(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
+/* What was printed must have arrived; `status` is what the command came to. */
+static int close_output(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    if (status) return status;
+    fprintf(stderr, "h3av: standard output: %s\n", errno ? strerror(errno) : "write failed");
+    return 3;
 }
 
 /* Documented in h3av help and the man page. */
@@ -86,37 +128,50 @@ static int print_text(const cli *c, h3_status st, char *text)
     fputs(text, stdout);
     if (*text && text[strlen(text) - 1] != '\n') putchar('\n');
     h3_string_free(text);
-    if (fflush(stdout) != 0) {
-        fprintf(stderr, "h3av: standard output: %s\n", strerror(errno));
-        return 3;
-    }
     return 0;
 }
 
 enum { MAX_PROMPT = 1 << 20 };
 
-static char *read_prompt(const char *path)
+/* Reads a prompt from `f`: text without a byte order mark and without the last line's end. */
+static int read_prompt(char **out, FILE *f, const char *path)
 {
-    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    char *text = malloc(MAX_PROMPT + 1);
-    size_t n;
+    char *text = *out = malloc(MAX_PROMPT + 1);
+    size_t n = text ? fread(text, 1, MAX_PROMPT, f) : 0;
 
-    if (!f || !text) {
+    if (!text || ferror(f)) {
         fprintf(stderr, "h3av: %s: %s\n", path, strerror(errno));
-        free(text);
-        return NULL;
+        return 3;
     }
-    n = fread(text, 1, MAX_PROMPT, f);
-    if (f != stdin) fclose(f);
     if (n == MAX_PROMPT) {
-        fprintf(stderr, "h3av: %s: a prompt of more than %d bytes\n", path, MAX_PROMPT);
-        free(text);
-        return NULL;
+        fprintf(stderr, "h3av: %s: a prompt of more than %d bytes\n", path, MAX_PROMPT - 1);
+        return 2;
     }
+    if (memchr(text, '\0', n)) {
+        fprintf(stderr, "h3av: %s: holds a zero byte, so it is no text in UTF-8\n", path);
+        return 2;
+    }
+    if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) memmove(text, text + 3, n -= 3);
     while (n && (text[n - 1] == '\n' || text[n - 1] == '\r'))
         n--;
     text[n] = '\0';
-    return text;
+    return 0;
+}
+
+static int open_prompt(char **out, const char *path)
+{
+    const bool is_stdin = strcmp(path, "-") == 0;
+    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    int status;
+
+    if (!f) {
+        status = errno == ENOENT ? 5 : 3;
+        fprintf(stderr, "h3av: %s: %s\n", path, strerror(errno));
+        return status;
+    }
+    status = read_prompt(out, f, path);
+    if (!is_stdin) fclose(f);
+    return status;
 }
 
 /* The prompt may be an argument, an option or a file. */
@@ -128,8 +183,11 @@ static int take_prompt(cli *c, char **owned)
     }
     if (c->n_args > 0) c->rq.prompt = c->arg[0];
     if (c->prompt_file) {
-        *owned = read_prompt(c->prompt_file);
-        if (!*owned) return 3;
+        const int status = open_prompt(owned, c->prompt_file);
+        if (status) {
+            free(*owned);
+            return status;
+        }
         c->rq.prompt = *owned;
     }
     return 0;
@@ -320,12 +378,13 @@ int main(int argc, char **argv)
 
     if (argc == 3 && strcmp(argv[1], "--serve-worker") == 0) // a process of h3av serve's own
         return srv_worker_main(atoi(argv[2]));
+    hold_standard_files();
     ranks_hush();
     status = args_parse(&c, argc, argv);
 
     if (status == 0 && !ranks_is_idle(&c)) {
         catch_signals();
-        status = run(&c);
+        status = close_output(run(&c));
     }
     args_free(&c);
     return status;

@@ -107,6 +107,10 @@ H3_API void h3_engine_close(h3_engine **e);
  *  and leaves no partial file. Callable from any thread and from a signal handler. */
 H3_API void h3_cancel(h3_engine *e);
 
+/** Removes the half-written files of this process: for a signal handler that is about to end it
+ *  without h3_cancel. Nothing may be called afterwards. */
+H3_API void h3_drop_partial_files(void);
+
 /* ------------------------------------------------------------------------------------ request */
 
 typedef enum h3_input_kind {

@@ -109,7 +109,7 @@ h3_status h3_file_map(h3_file **out, const char *path)
         *out = f;
         return H3_OK;
     }
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe without a writer would wait
     if (f->fd < 0) {
         st = open_failed(path);
         goto fail;
@@ -225,6 +225,35 @@ h3_status h3_file_read(char **out, size_t *size, const char *path, size_t max_by
     return H3_OK;
 }
 
+/* Temporary files that exist, for h3_atomic_drop_all. Pointers to paths owned by their h3_atomic.
+ */
+enum { MAX_LIVE = 64 };
+static _Atomic(char *) live[MAX_LIVE];
+
+static void enlist(char *tmp)
+{
+    for (int i = 0; i < MAX_LIVE; i++) {
+        char *none = NULL;
+        if (atomic_compare_exchange_strong(&live[i], &none, tmp)) return;
+    }
+}
+
+static void delist(char *tmp)
+{
+    for (int i = 0; i < MAX_LIVE; i++) {
+        char *mine = tmp;
+        if (tmp && atomic_compare_exchange_strong(&live[i], &mine, NULL)) return;
+    }
+}
+
+void h3_atomic_drop_all(void)
+{
+    for (int i = 0; i < MAX_LIVE; i++) {
+        const char *tmp = atomic_load(&live[i]);
+        if (tmp) unlink(tmp);
+    }
+}
+
 h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
 {
     static atomic_uint counter;
@@ -249,6 +278,7 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
         a->path = h3_strdupf("%s", path);
         a->tmp = h3_strdupf("%s/.%s.part-%ld-%u", dir, name, (long)getpid(),
                             atomic_fetch_add(&counter, 1));
+        enlist(a->tmp);
     }
     free(dir);
     return st;
@@ -320,6 +350,7 @@ h3_status h3_atomic_commit(h3_atomic *a)
         h3_atomic_abort(a);
         return st;
     }
+    delist(a->tmp);
     free(a->path);
     free(a->tmp);
     memset(a, 0, sizeof *a);
@@ -330,6 +361,7 @@ void h3_atomic_abort(h3_atomic *a)
 {
     if (a->fp) fclose(a->fp);
     if (a->tmp) unlink(a->tmp);
+    delist(a->tmp);
     free(a->path);
     free(a->tmp);
     memset(a, 0, sizeof *a);

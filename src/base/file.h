@@ -69,5 +69,7 @@ H3_NODISCARD h3_status h3_atomic_reserve(h3_atomic *a, const char *path);
 void h3_atomic_sweep(const char *path);
 H3_NODISCARD h3_status h3_atomic_commit(h3_atomic *a);
 void h3_atomic_abort(h3_atomic *a);
+/** Unlinks every temporary file of this process; async-signal-safe, the last act before an end. */
+void h3_atomic_drop_all(void);
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "builtin.h"
+#include "file.h"
 #include "job_ranks.h"
 #include "output.h"
 #include "tools.h"
@@ -135,6 +136,8 @@ static h3_status take_loras(h3_engine *e, const h3_engine_opts *opts)
     return H3_OK;
 }
 
+enum { MAX_THREADS = 1024 }; // each has its own scratch memory
+
 /* The device of this rank: "cuda" alone means one GPU for each rank of the host. */
 static h3_status open_device(h3_engine *e, const h3_engine_opts *opts)
 {
@@ -143,6 +146,9 @@ static h3_status open_device(h3_engine *e, const h3_engine_opts *opts)
                              opts->math, &e->cancel};
     char numbered[24];
 
+    if (opts->n_threads < 0 || opts->n_threads > MAX_THREADS)
+        return h3_fail(H3_E_ARG, "%d threads: expected 0 (all cores) to %d", opts->n_threads,
+                       MAX_THREADS);
     if (e->comm && strcmp(name, "cuda") == 0) {
         snprintf(numbered, sizeof numbered, "cuda:%d", e->comm->local_rank);
         name = numbered;
@@ -213,6 +219,11 @@ void h3_engine_close(h3_engine **ep)
 void h3_cancel(h3_engine *e)
 {
     atomic_store_explicit(&e->cancel.stop, true, memory_order_relaxed);
+}
+
+void h3_drop_partial_files(void)
+{
+    h3_atomic_drop_all();
 }
 
 static json_t *result_json(const h3_result *rs)
