@@ -15,11 +15,12 @@ typedef enum kind {
     K_NO_FLAG,  ///< bool = false
     K_TEXT,     ///< const char *
     K_WORD,     ///< const char *, one of `words`
-    K_INT,      ///< int
+    K_INT,      ///< int from 0
+    K_COUNT,    ///< int from 1
     K_U64,      ///< uint64_t
     K_REAL,     ///< double
     K_FLOAT,    ///< float
-    K_BYTES,    ///< uint64_t with K, M, G
+    K_BYTES,    ///< uint64_t with K, M, G, T
     K_SIZE,     ///< WxH into rq.width, rq.height
     K_KEYFRAME, ///< h3_input
     K_REF,      ///< appends to refs
@@ -52,14 +53,14 @@ static const option_row rows[] = {
      "the MP4 (or, for dump, safetensors) to write"},
     {"--task", NULL, ASKS, K_WORD, AT(rq.task), "auto|t2va|fl2va|ref2va", "default: by the inputs"},
     {"--size", "-s", ASKS, K_SIZE, 0, "WxH", "canvas in pixels, multiples of 32"},
-    {"--width", "-W", ASKS, K_INT, AT(rq.width), "N", "canvas width"},
-    {"--height", "-H", ASKS, K_INT, AT(rq.height), "N", "canvas height"},
+    {"--width", "-W", ASKS, K_COUNT, AT(rq.width), "N", "canvas width"},
+    {"--height", "-H", ASKS, K_COUNT, AT(rq.height), "N", "canvas height"},
     {"--aspect", NULL, ASKS, K_TEXT, AT(rq.aspect), "W:H",
      "canvas by its shape: 16:9, 9:16, 1:1, ..."},
-    {"--frames", "-f", ASKS, K_INT, AT(rq.frames), "N", "rounded up to 17n+5, at least 22"},
+    {"--frames", "-f", ASKS, K_COUNT, AT(rq.frames), "N", "rounded up to 17n+5, at least 22"},
     {"--seconds", "-t", ASKS, K_REAL, AT(rq.seconds), "X",
      "length; becomes frames at 24 a second, rounded up the same way"},
-    {"--steps", NULL, ASKS, K_INT, AT(rq.steps), "N",
+    {"--steps", NULL, ASKS, K_COUNT, AT(rq.steps), "N",
      "sigma points; N-1 forwards, as the reference counts"},
     {"--seed", NULL, ASKS, K_U64, AT(rq.seed), "N", "of torch's CPU generator"},
     {"--noise-order", NULL, ASKS, K_WORD, AT(rq.noise_order), "diffusers|omni",
@@ -140,20 +141,21 @@ static const option_row rows[] = {
      "continue from a checkpoint, bit for bit"},
     {"--lift-limits", NULL, ASKS, K_FLAG, AT(rq.lift_limits), NULL,
      "accept sizes and lengths outside the released limits"},
-    {"--canvas-short-edge", NULL, ASKS, K_INT, AT(rq.canvas_short_edge), "N",
+    {"--canvas-short-edge", NULL, ASKS, K_COUNT, AT(rq.canvas_short_edge), "N",
      "with --lift-limits (768)"},
-    {"--canvas-max-pixels", NULL, ASKS, K_INT, AT(rq.canvas_max_pixels), "N",
+    {"--canvas-max-pixels", NULL, ASKS, K_COUNT, AT(rq.canvas_max_pixels), "N",
      "with --lift-limits (1032192)"},
-    {"--reference-short-edge", NULL, ASKS, K_INT, AT(rq.reference_short_edge), "N",
+    {"--reference-short-edge", NULL, ASKS, K_COUNT, AT(rq.reference_short_edge), "N",
      "with --lift-limits (2048)"},
     {"--fps", NULL, CMD_MUX, K_REAL, AT(mux_fps), "X", "frame rate of the folder (24)"},
     {"--tensor", NULL, CMD_DUMP, K_TEXT, AT(tensor), "NAME", "the canonical tensor to write"},
     {"--all", NULL, CMD_DUMP, K_FLAG, AT(dump_all), NULL, "write every tensor"},
     {"--what", NULL, CMD_BENCH, K_WORD, AT(bench.what), "all|ops|dit|encoder|vae|audio",
      "what to time"},
-    {"--layers", NULL, CMD_BENCH, K_INT, AT(bench.layers), "N", "layers of the synthetic networks"},
+    {"--layers", NULL, CMD_BENCH, K_COUNT, AT(bench.layers), "N",
+     "layers of the synthetic networks"},
     {"--rows", NULL, CMD_BENCH, K_ROWS, 0, "A,B,...", "packed rows to time"},
-    {"--repeat", NULL, CMD_BENCH, K_INT, AT(bench.repeat), "N",
+    {"--repeat", NULL, CMD_BENCH, K_COUNT, AT(bench.repeat), "N",
      "repetitions; the least time counts"},
     {"--tiny", NULL, CMD_BENCH, K_FLAG, AT(bench.is_tiny), NULL,
      "reduced widths, to try the program"},
@@ -316,10 +318,25 @@ void args_man(FILE *to)
           to);
 }
 
+enum { MAX_SHOWN = 120 };
+
+/* What somebody typed, fit for one line: its begin, without control characters. */
+static const char *shown(char *out, const char *s)
+{
+    size_t n = 0;
+
+    for (; s[n] && n < MAX_SHOWN; n++)
+        out[n] = (unsigned char)s[n] < 0x20 || s[n] == 0x7f ? '?' : s[n];
+    strcpy(out + n, s[n] ? "..." : "");
+    return out;
+}
+
 static int usage_error(const char *fmt, const char *a, const char *b)
 {
+    char a_text[MAX_SHOWN + 4], b_text[MAX_SHOWN + 4];
+
     fprintf(stderr, "h3av: ");
-    fprintf(stderr, fmt, a, b);
+    fprintf(stderr, fmt, shown(a_text, a), shown(b_text, b));
     fprintf(stderr, "\n");
     return EXIT_USAGE;
 }
@@ -363,6 +380,7 @@ static bool to_bytes(const char *s, uint64_t *out)
     if (*end == 'K' || *end == 'k') unit = 1024.0;
     if (*end == 'M' || *end == 'm') unit = 1048576.0;
     if (*end == 'G' || *end == 'g') unit = 1073741824.0;
+    if (*end == 'T' || *end == 't') unit = 1099511627776.0;
     if (unit > 1) end++;
     if (*end == 'i') end++;
     if (*end == 'B') end++;
@@ -510,14 +528,18 @@ static int set_value(cli *c, const option_row *r, const char *value)
         return 0;
     case K_WORD:
         if (!is_word(r->value, value)) {
-            fprintf(stderr, "h3av: %s %s: expected %s\n", r->name, value, r->value);
+            char text[MAX_SHOWN + 4];
+            fprintf(stderr, "h3av: %s %s: expected %s\n", r->name, shown(text, value), r->value);
             return EXIT_USAGE;
         }
         *(const char **)at = value;
         return 0;
     case K_INT:
-        if (!to_int(value, 0, 2147483647, &i))
-            return usage_error("%s %s: expected a whole number from 0", r->name, value);
+    case K_COUNT:
+        if (!to_int(value, r->kind == K_COUNT, 2147483647, &i))
+            return usage_error(r->kind == K_COUNT ? "%s %s: expected a whole number from 1"
+                                                  : "%s %s: expected a whole number from 0",
+                               r->name, value);
         *(int *)at = (int)i;
         return 0;
     case K_U64:
@@ -638,6 +660,8 @@ static int check_args(const cli *c)
             return usage_error("h3av %s: unexpected argument %s", commands[i].name,
                                c->arg[commands[i].max_args]);
     }
+    if (c->cmd == CMD_HELP && c->n_args && args_command(c->arg[0]) == CMD_NONE)
+        return usage_error("unknown command %s; h3av help lists them%s", c->arg[0], "");
     return 0;
 }
 
