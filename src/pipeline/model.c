@@ -172,6 +172,13 @@ h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
         st = h3_fail(H3_E_MISSING, "%s: no such model folder", p->root);
         goto fail;
     }
+    if (p->root && !h3_path_is_dir(p->root)) {
+        st = h3_fail(H3_E_ARG,
+                     "%s: is a file, and a model is a folder with all its parts; single "
+                     "files go to --dit, --text-encoder, --vae or --audio-vae",
+                     p->root);
+        goto fail;
+    }
     out->dit = dup_or_null(p->dit);
     out->dit_ref = dup_or_null(p->dit);
     out->text_encoder = dup_or_null(p->text_encoder);

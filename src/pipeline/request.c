@@ -129,6 +129,13 @@ h3_status h3_request_check(const h3_request *rq, h3_task task)
         return h3_fail(H3_E_ARG, "%d references: at most 12 are accepted", rq->n_refs);
     if (rq->checkpoint_every < 0)
         return h3_fail(H3_E_ARG, "checkpoint-every %d: expected 0 or more", rq->checkpoint_every);
+    if (rq->n_sigmas && rq->steps)
+        return h3_fail(H3_E_ARG, "steps and sigmas exclude each other: %d sigmas are %d forwards",
+                       rq->n_sigmas, rq->n_sigmas - 1);
+    if (!rq->lift_limits &&
+        (rq->canvas_short_edge || rq->canvas_max_pixels || rq->reference_short_edge))
+        return h3_fail(H3_E_ARG, "canvas and reference edges are the model's own; "
+                                 "--lift-limits allows others");
     if (rq->crf < 0 || rq->crf > 51) return h3_fail(H3_E_ARG, "crf %d: expected 0..51", rq->crf);
     return H3_OK;
 }
@@ -147,7 +154,7 @@ static h3_plan_knobs knobs_of(const h3_request *rq)
 static int64_t frames_asked(const h3_request *rq, const h3_engine *e)
 {
     if (rq->frames > 0) return rq->frames;
-    if (rq->seconds > 0) return (int64_t)ceil(rq->seconds * H3_FPS - 1e-9);
+    if (rq->seconds > 0) return (int64_t)fmax(1, ceil(rq->seconds * H3_FPS - 1e-9));
     return h3_engine_defaults(e).frames;
 }
 

@@ -10,7 +10,8 @@
 #include "json.h"
 #include "names.h"
 
-enum { MAX_DEPTH = 4, MAX_FILES = 2000 };
+/* A model folder is small; the root of a disk, given by mistake, must not be walked for ever. */
+enum { MAX_DEPTH = 4, MAX_FILES = 2000, MAX_FOLDERS = 2000 };
 
 void h3_parts_free(h3_parts *p)
 {
@@ -82,7 +83,7 @@ const char *h3_partition_of(const char *path)
 typedef struct walk {
     h3_parts *p;
     char **file; ///< candidates, sorted
-    size_t n;
+    size_t n, n_folders;
 } walk;
 
 static void note(h3_parts *p, const char *fmt, const char *a, const char *b)
@@ -135,7 +136,7 @@ static void visit(walk *w, const char *dir, int depth)
         if (e->d_name[0] == '.') continue;
         path = h3_path_join(dir, e->d_name);
         if (h3_path_is_dir(path)) {
-            if (depth < MAX_DEPTH) visit(w, path, depth + 1);
+            if (depth < MAX_DEPTH && w->n_folders++ < MAX_FOLDERS) visit(w, path, depth + 1);
             free(path);
         } else if (ends(path, ".safetensors.index.json") || ends(path, ".gguf") ||
                    (ends(path, ".safetensors") && !is_indexed)) {
@@ -233,7 +234,9 @@ h3_status h3_parts_find(h3_parts *out, const char *folder)
     memset(out, 0, sizeof *out);
     if (!h3_path_is_dir(folder)) return h3_fail(H3_E_MISSING, "%s: no such model folder", folder);
     visit(&w, folder, 0);
-    qsort(w.file, w.n, sizeof *w.file, by_text);
+    if (w.n_folders > MAX_FOLDERS)
+        note(out, "%s: only some of its folders were searched%s", folder, "");
+    if (w.n) qsort(w.file, w.n, sizeof *w.file, by_text);
     for (size_t i = 0; i < w.n; i++) {
         sort_file(out, w.file[i]);
         free(w.file[i]);

@@ -150,6 +150,7 @@ static h3_status build_request(run *r)
     r->rq.frames = case_int(r, "num_frames");
     r->rq.steps = case_int(r, "num_inference_steps");
     r->rq.seed = (uint64_t)json_integer_value(json_object_get(r->kase, "seed"));
+    r->rq.lift_limits = true;
     r->rq.canvas_short_edge = config_int(r, "canvas_short_edge");
     r->rq.canvas_max_pixels = config_int(r, "canvas_max_pixels");
     r->rq.reference_short_edge = config_int(r, "reference_image_short_edge");
