@@ -165,12 +165,15 @@ refuses "folder as output" 2 "folder" generate -p x $small -o ro
 refuses "no such folder" 5 "nodir" generate -p x $small -o nodir/refused.mp4
 refuses "standard output" 2 "standard output" generate -p x $small -o -
 if [ "$(id -u)" = 0 ] && mkdir full && mount -t tmpfs -o size=24k tmpfs full 2>/dev/null; then
-    "$h3av" generate -p x -s 256x256 -f 56 --steps 2 -q --latents l.kept -o full/x.mp4 >out 2>err
-    check "full disk: status" $? 3
+    refuses "full disk: said before the work" 3 "full/" generate -p x -s 256x256 -f 56 --steps 2 -q -o full/refused.mp4
     check "full disk: nothing half-written" "$(ls -A full | wc -l)" 0
-    check "full disk: latents kept" "$([ -e l.kept ] && grep -c 'h3av decode' err)" 1
     umount full
 fi
+# a limit that the plan does not see strikes in the middle: latents fit, the MP4 does not
+(ulimit -f 32; exec "$h3av" generate -p x $small --latents l.kept -o refused.mp4) >out 2>err
+check "cut off: status" $? 3
+check "cut off: nothing half-written" "$(ls -A | grep -c 'refused\|part-')" 0
+check "cut off: latents kept" "$([ -e l.kept ] && grep -c 'h3av decode' err)" 1
 
 # ---- Ctrl-C
 "$h3av" generate -p x -s 512x512 -f 124 --steps 60 -o stopped.mp4 >out 2>err &

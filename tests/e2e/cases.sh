@@ -1,0 +1,150 @@
+#!/bin/bash
+# Cases from bug reports about other engines, and the surroundings that break programs: odd files, closed and
+# full outputs, limits of the system, signals. Quick ones only.
+#   tests/e2e/cases.sh PATH-TO-h3av SOURCE-DIR
+set -u
+[ -x "$1" ] || { echo "$1: no such program"; exit 1; }
+h3av=$(realpath "$1")
+source_dir=$(realpath "$2")
+tiny=$source_dir/tests/data/tiny-h3/original/FL2VA
+work=$(mktemp -d "${TMPDIR:-/tmp}/h3av-cases.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0
+
+ok() { passed=$((passed + 1)); }
+bad() { failed=$((failed + 1)); printf 'FAIL %s\n' "$1"; [ -f err ] && sed 's/^/     /' err | cut -c1-300 | head -5; }
+check() { if [ "$2" = "$3" ]; then ok; else bad "$1: got '$2', expected '$3'"; fi; }
+small="-s 64x32 -f 22 --steps 2 -q"
+
+# refuses NAME STATUS TEXT ARGS...: that status within 20 s, one line on stderr that holds TEXT, nothing left behind
+refuses() {
+    local name=$1 status=$2 text=$3 got
+    shift 3
+    timeout 20 "$h3av" "$@" >out 2>err </dev/null
+    got=$?
+    if [ $got != "$status" ]; then bad "$name: exit status $got, expected $status"; return; fi
+    if [ "$(wc -l <err)" != 1 ]; then bad "$name: expected one line of error"; return; fi
+    if [ "$(wc -c <err)" -gt 700 ]; then bad "$name: the line is $(wc -c <err) bytes long"; return; fi
+    if ! grep -aqF -- "$text" err; then bad "$name: the message lacks '$text'"; return; fi
+    if [ "$(ls -A | grep -ac refused)" != 0 ]; then bad "$name: left a file behind"; rm -f ./*refused* ./.refused*; return; fi
+    ok
+}
+# ends NAME STATUS COMMAND...: exit status of a shell line, nothing half-written
+ends() {
+    local name=$1 status=$2 got
+    shift 2
+    timeout 60 bash -c "$*" >out 2>err </dev/null
+    got=$?
+    if [ $got != "$status" ]; then bad "$name: exit status $got, expected $status"; return; fi
+    if ls -A | grep -q 'part-'; then bad "$name: left a part"; rm -f .*part-*; return; fi
+    ok
+}
+
+# ---- numbers that are none, or nothing (zero is not "the default")
+for o in --steps --frames --width --height; do refuses "$o 0" 2 "$o 0" generate -p x $o 0 -o refused.mp4; done
+refuses "threads" 2 "threads" generate -p x $small -j 2147483647 -o refused.mp4
+refuses "steps beside sigmas" 2 "sigmas" generate -p x --sigmas 1,0 --steps 4 -o refused.mp4
+refuses "sigma above 1" 2 "sigma" generate -p x --sigmas 2,1,0 -o refused.mp4
+refuses "sigma infinite" 2 "sigma" generate -p x --sigmas 1e39,1,0 -o refused.mp4
+refuses "sigmas do not end at 0" 2 "must be 0" generate -p x --sigmas 1,0.5 -o refused.mp4
+refuses "one sigma" 2 "2 .. 4096" generate -p x --sigmas 0 -o refused.mp4
+refuses "too many sigmas" 2 "--sigmas" generate -p x --sigmas "$(seq -s, 9000 -1 0)" -o refused.mp4
+refuses "canvas knobs are for tests" 2 "--lift-limits" generate -p x --canvas-short-edge 64 -o refused.mp4
+refuses "preset of x264 before the work" 2 "warp" generate -p x $small --preset-x264 warp -o refused.mp4
+refuses "help of no command" 2 "frob" help frob
+refuses "long rubbish stays one short line" 2 "expected" generate -p x --task "$(printf 'y%.0s\n' $(seq 3000))" -o refused.mp4
+refuses "5s" 2 "5s" plan -p x -t 5s
+frames() { "$h3av" plan -p x --json "$@" 2>/dev/null | sed -n 's/^  "frames": \([0-9]*\),/\1/p'; }
+for pair in 1e-300:22 4:107 4.46:124 5:124 10:243 14.375:345 15:362 15.083:362 15.1:379; do
+    check "seconds ${pair%:*}" "$(frames -t "${pair%:*}")" "${pair#*:}"
+done
+for pair in 1:22 4:22 5:22 6:22 21:22 22:22 81:90 121:124 124:124 125:141 362:362 363:379; do
+    check "frames ${pair%:*}" "$(frames -f "${pair%:*}")" "${pair#*:}"
+done
+
+# ---- prompts
+printf 'a\0b' >nul.txt
+printf '\xef\xbb\xbfa red circle\r\n' >bom.txt
+head -c 1200000 /dev/zero | tr '\0' x >long.txt
+refuses "prompt with a zero byte" 2 "zero byte" generate --prompt-file nul.txt $small -o refused.mp4
+refuses "prompt too long" 2 "long.txt" generate --prompt-file long.txt $small -o refused.mp4
+refuses "prompt is a folder" 3 "directory" generate --prompt-file . $small -o refused.mp4
+refuses "no prompt file" 5 "nowhere" generate --prompt-file nowhere $small -o refused.mp4
+check "byte order mark and line end are no prompt" \
+    "$("$h3av" plan --prompt-file bom.txt 2>/dev/null | grep -c '"prompt": "a red circle"')" 1
+ids() { "$h3av" tokenize --tokenizer "$source_dir/tests/data/tokenizer/$1" "$2" | sed 's/.*"ids":\[\([^]]*\)\].*/\1/'; }
+mkdir seven && cp "$source_dir"/tests/data/tokenizer/tiny/* seven && chmod u+w seven/*
+sed -i 's/"added_tokens_decoder": *{/&"1050": {"content": "<d>"}, "1051": {"content": "<\/d>"}, "1052": {"content": "<|cutoff|>"},/' seven/tokenizer_config.json
+check "tokens that only the settings know" \
+    "$("$h3av" tokenize --tokenizer seven '<d></d><|cutoff|>' | sed 's/.*"ids":\[\([^]]*\)\].*/\1/')" 1050,1051,1052
+check "joined emoji" "$(ids real_subset '👩‍👩‍👧‍👦')" 145233,378,235,145233,378,235,145665,378,235,145988
+check "digits stand alone" "$(ids real_subset '2026 12345')" 17,15,17,21,220,16,17,18,19,20
+check "contractions of any case" "$(ids real_subset "I'M it'S don’t")" 40,27603,432,13272,1513,1405
+check "contractions once more" "$(ids real_subset "don't DON'T we'LL")" 15007,944,44273,17323,582,6,4086
+check "numbers that are no digits" "$(ids real_subset '1½ Ⅴ ٤')" 16,26062,220,70467,97,220,149,97
+
+# ---- files that are none
+mkfifo fifo
+mkdir folder
+ln -s loop2 loop1 && ln -s loop1 loop2
+for o in --dit --vae --noise --resume --lora --first --ref; do
+    refuses "$o of a pipe" 4 "fifo" generate -p x $small $o fifo -o refused.mp4
+    refuses "$o of a loop" 3 "loop1" generate -p x $small $o loop1 -o refused.mp4
+done
+refuses "inspect a pipe" 4 "fifo" inspect fifo
+refuses "decode a device" 4 "/dev/zero" decode /dev/zero -o refused.mp4
+refuses "model is a file" 2 "--dit" generate -p x $small -m "$tiny/model_index.json" -o refused.mp4
+refuses "the whole disk as a model" 5 "transformer" generate -p x $small -m /sys -o refused.mp4
+for pair in dit:video_vae text-encoder:transformer vae:audio_vae audio-vae:text_encoder; do
+    refuses "${pair#*:} as --${pair%:*}" 4 "${pair#*:}" generate -p x $small --"${pair%:*}" "$tiny/${pair#*:}" -o refused.mp4
+done
+refuses "adapter that is a model" 4 "lora" generate -p x $small --lora "$tiny/transformer" -o refused.mp4
+refuses "name of two lines" 5 'new\x0aline' inspect $'new\nline'
+
+# ---- outputs that are closed, full or gone
+for c in "plan -p x" "tokenize hi" "inspect $tiny" help version "help --man" "bench --tiny --repeat 1 --what audio"; do
+    ends "full output of $c" 3 "'$h3av' $c >/dev/full"
+    ends "closed output of $c" 3 "'$h3av' $c >&-"
+done
+"$h3av" generate -p x $small -o a.mp4 2>err || bad "generate"
+ends "all three closed" 0 "'$h3av' generate -p x -s 64x32 -f 22 --steps 2 -o b.mp4 <&- >&- 2>&-"
+check "messages do not land in the video" "$(cmp a.mp4 b.mp4 && echo same)" same
+ends "reader gone" 3 "'$h3av' generate -p x $small --json -o b.mp4 | true; exit \${PIPESTATUS[0]}"
+check "the video is there all the same" "$(cmp a.mp4 b.mp4 && echo same)" same
+ends "size limit" 3 "ulimit -f 8; '$h3av' generate -p x $small -o c.mp4"
+check "nothing cut" "$([ -e c.mp4 ] || echo none)" none
+
+"$h3av" generate -p x $small --save-latents --latents l -o a.mp4 2>err || bad "latents"
+for pair in --crf:99 --codec:h263 --preset-x264:warp; do
+    refuses "decode ${pair%:*}" 2 "${pair#*:}" decode l "${pair%:*}" "${pair#*:}" -o refused.mp4
+done
+refuses "latents are no checkpoint" 4 "checkpoint" generate -p x $small --resume l -o refused.mp4
+
+# ---- small surroundings
+ends "no home, no place for temporary files" 0 "env -i '$h3av' generate -p x $small -o b.mp4"
+check "same file" "$(cmp a.mp4 b.mp4 && echo same)" same
+ends "small stack" 0 "ulimit -s 256; '$h3av' generate -p x $small -o b.mp4"
+ends "few descriptors" 0 "ulimit -n 16; '$h3av' generate -p x $small -o b.mp4"
+"$h3av" generate -p x $small -o two.mp4 2>err &
+first=$!
+"$h3av" generate -p x $small -o two.mp4 2>err2
+check "two at once: second" $? 0
+wait $first
+check "two at once: first" $? 0
+check "two at once: whole" "$(cmp a.mp4 two.mp4 && echo same)" same
+
+# ---- signals outside a run: nothing half-written
+mkdir many && "$h3av" generate -p x -s 256x256 -f 56 --steps 2 -q --frames-dir many --frames-format ppm 2>err
+for sig in INT TERM HUP; do
+    "$h3av" mux many -o stopped.mp4 --preset-x264 placebo 2>err &
+    pid=$!
+    for _ in $(seq 100); do ls -A | grep -q 'stopped.mp4.part' && break; sleep 0.02; done
+    kill -$sig $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    check "mux and SIG$sig: nothing left" "$(ls -A | grep -c 'part-')" 0
+    rm -f stopped.mp4
+done
+
+printf '%d passed, %d failed\n' $passed $failed
+[ $failed = 0 ]
