@@ -174,7 +174,8 @@ static int open_prompt(char **out, const char *path)
     return status;
 }
 
-/* The prompt may be an argument, an option or a file. */
+/* The prompt may be an argument, an option or a file; *owned is freed by the caller, whatever comes
+ * back. */
 static int take_prompt(cli *c, char **owned)
 {
     if ((c->n_args > 0) + (c->rq.prompt != NULL) + (c->prompt_file != NULL) > 1) {
@@ -184,10 +185,7 @@ static int take_prompt(cli *c, char **owned)
     if (c->n_args > 0) c->rq.prompt = c->arg[0];
     if (c->prompt_file) {
         const int status = open_prompt(owned, c->prompt_file);
-        if (status) {
-            free(*owned);
-            return status;
-        }
+        if (status) return status;
         c->rq.prompt = *owned;
     }
     return 0;
@@ -244,7 +242,10 @@ static int run_plan(cli *c)
     h3_status st = H3_OK;
     int status = take_prompt(c, &prompt);
 
-    if (status) return status;
+    if (status) {
+        free(prompt);
+        return status;
+    }
     if (c->engine.model || c->engine.dit) st = h3_engine_open(&e, &c->engine);
     if (!c->is_json && !c->is_quiet) { // the plan on stdout, its memory for people on stderr
         progress_init(&p, false, false, false);
