@@ -198,17 +198,21 @@ static h3_status bench_ops(bench *b, const int64_t *rows, int n_rows)
 
 /* ------------------------------------------------------------------------------------- stages */
 
-/* A temporary checkpoint, opened; its file is removed at once (the map keeps the bytes). */
+/* A temporary checkpoint, opened; its file is removed at once (the map keeps the bytes). Rank 0
+ * writes it for all, so that they map the same pages: b->dir is on a disk they share. */
 static h3_status synthetic(bench *b, h3_checkpoint **ck, h3_role role, int layers)
 {
     const h3_synth_opts o = {.layers = layers, .is_tiny = b->o->is_tiny, .seed = 1};
+    const bool is_writer = h3_comm_rank(b->e->comm) == 0;
     char path[96];
-    h3_status st;
+    h3_status st = H3_OK;
 
     snprintf(path, sizeof path, "%s/%d.safetensors", b->dir, (int)role);
-    st = h3_synth_write(path, role, &o);
+    if (is_writer) st = h3_synth_write(path, role, &o);
+    if (st == H3_OK) st = h3_comm_barrier(b->e->comm);
     if (st == H3_OK) st = h3_ckpt_open(ck, path, role, &b->e->ckpt);
-    unlink(path);
+    if (st == H3_OK) st = h3_comm_barrier(b->e->comm);
+    if (is_writer) unlink(path);
     return st;
 }
 
@@ -238,16 +242,37 @@ static h3_status layout_of(h3_layout **out, h3_latent_shape *z, int64_t *n_audio
 }
 
 typedef struct step_clock {
-    double best, started;
+    double best, exchange; // seconds of the fastest step, and those it spent between ranks
+    uint64_t sent;         // bytes this rank sent in it
+    h3_comm *comm;
+    double comm_seconds; // until now
+    uint64_t comm_sent;
 } step_clock;
 
 static h3_status clock_step(void *user, const h3_sampler_step *s)
 {
     step_clock *c = user;
+    const double seconds = c->comm ? c->comm->seconds : 0;
+    const uint64_t sent = c->comm ? c->comm->sent_bytes : 0;
 
-    if (s->step > 0 || s->n_steps == 1)
-        c->best = least(c->best, s->seconds); // the first one packs weights
+    if ((s->step > 0 || s->n_steps == 1) && s->seconds < c->best) { // the first one packs weights
+        c->best = s->seconds;
+        c->exchange = seconds - c->comm_seconds;
+        c->sent = sent - c->comm_sent;
+    }
+    c->comm_seconds = seconds;
+    c->comm_sent = sent;
     return H3_OK;
+}
+
+/* Added to the last result. */
+static void report_exchange(bench *b, const step_clock *c)
+{
+    json_t *o = json_array_get(b->list, json_array_size(b->list) - 1);
+
+    if (!c->comm) return;
+    json_object_set_new(o, "exchange_seconds", json_real(c->exchange));
+    json_object_set_new(o, "exchange_bytes", json_integer((json_int_t)c->sent));
 }
 
 static h3_status bench_dit_rows(bench *b, const h3_dit *m, int layers, int64_t rows)
@@ -256,7 +281,7 @@ static h3_status bench_dit_rows(bench *b, const h3_dit *m, int layers, int64_t r
     h3_layout *l = NULL;
     h3_latent_shape z;
     int64_t n_audio;
-    step_clock clk = {.best = 1e30};
+    step_clock clk = {.best = 1e30, .comm = b->e->comm};
     float *v = NULL, *a = NULL, *text = NULL;
     h3_status st = layout_of(&l, &z, &n_audio, rows);
 
@@ -286,8 +311,10 @@ static h3_status bench_dit_rows(bench *b, const h3_dit *m, int layers, int64_t r
                               .user = &clk};
     h3_dev_counters_reset(b->e->dev);
     st = h3_sampler_run(v, a, m, &in);
-    if (st == H3_OK)
+    if (st == H3_OK) {
         report(b, "dit step", l->n_rows, layers, clk.best, total_gflop(b) / (double)sv.n_steps);
+        report_exchange(b, &clk);
+    }
 
 done:
     free(v);
@@ -450,14 +477,16 @@ h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
     *json = NULL;
     if (o.repeat < 1) o.repeat = 1;
     snprintf(b.dir, sizeof b.dir, "%.40s/h3av-bench-XXXXXX", tmp ? tmp : "/tmp");
-    if (!mkdtemp(b.dir)) {
-        json_decref(b.list);
-        return h3_fail(H3_E_IO, "%s: cannot make a temporary folder", b.dir);
-    }
-    st = run_parts(&b);
-    rmdir(b.dir);
-    root = json_pack("{s:s, s:s, s:s, s:i, s:f, s:I, s:o}", "program", "h3av " H3_VERSION, "device",
-                     e->dev->name, "detail", e->dev->detail, "threads", e->dev->n_threads,
+    st = H3_OK;
+    if (h3_comm_rank(e->comm) == 0 && !mkdtemp(b.dir))
+        st = h3_fail(H3_E_IO, "%s: cannot make a temporary folder", b.dir);
+    if (st == H3_OK) st = h3_comm_broadcast(e->comm, NULL, b.dir, sizeof b.dir, 0);
+    if (st == H3_OK) st = run_parts(&b);
+    st = h3_comm_agree(e->comm, st);
+    if (h3_comm_rank(e->comm) == 0) rmdir(b.dir);
+    root = json_pack("{s:s, s:s, s:s, s:i, s:i, s:s, s:f, s:I, s:o}", "program", "h3av " H3_VERSION,
+                     "device", e->dev->name, "detail", e->dev->detail, "threads", e->dev->n_threads,
+                     "ranks", h3_comm_size(e->comm), "ranks_by", e->comm ? e->comm->name : "",
                      "product_gflops", b.limit, "peak_rss", (json_int_t)h3_peak_rss(), "results",
                      b.list);
     if (st == H3_OK) *json = json_dumps(root, JSON_INDENT(2));
