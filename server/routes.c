@@ -25,7 +25,6 @@ static enum MHD_Result answer_job(srv_req *r, unsigned status, const srv_job *j)
     struct MHD_Response *a;
 
     json_decref(o);
-
     if (!text) return MHD_NO;
     a = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
     if (!a) {
@@ -420,7 +419,7 @@ static enum MHD_Result list(srv_req *r)
 {
     const char *after = srv_query(r, "after"), *order = srv_query(r, "order");
     const char *limit = srv_query(r, "limit");
-    json_t *data = json_array(), *o;
+    json_t *data, *o;
     srv_job *jobs = NULL;
     bool has_more = false;
     char *end = NULL;
@@ -438,10 +437,8 @@ static enum MHD_Result list(srv_req *r)
         return srv_answer_error(r, 400, "invalid_value", "after", "after: expected a video's id");
     st = srv_store_list(r->s->store, after, (int)most, !order || strcmp(order, "desc") == 0, &jobs,
                         &n, &has_more);
-    if (st != SRV_OK) {
-        json_decref(data);
-        return srv_answer_store(r, st);
-    }
+    if (st != SRV_OK) return srv_answer_store(r, st);
+    data = json_array();
     for (int i = 0; i < n; i++)
         json_array_append_new(data, srv_video_json(r->s, &jobs[i]));
     o = json_pack("{s:s, s:o, s:o, s:o, s:b}", "object", "list", "data", data, "first_id",
