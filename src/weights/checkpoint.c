@@ -389,6 +389,7 @@ h3_status h3_ckpt_open(h3_checkpoint **out, const char *path, h3_role role,
     ck->folder = h3_path_is_dir(path) ? h3_strdupf("%s", path)
                  : slash              ? h3_strdupf("%.*s", (int)(slash - path), path)
                                       : h3_strdupf(".");
+    if (opts) ck->quant = opts->quant;
     st = open_parts(ck, role, opts);
     if (st != H3_OK) {
         h3_ckpt_close(&ck);
@@ -692,6 +693,7 @@ h3_status h3_ckpt_matrix(h3_checkpoint *ck, h3_dev *d, h3_weight *out, const cha
         item_numel(it) / (rows > 0 ? rows : 1) != cols || item_numel(it) % (rows > 0 ? rows : 1))
         return wrong_shape(ck, it, expected);
     H3_TRY(h3_item_parts(ck, it, out->part, &n));
+    H3_TRY(h3_item_expand(ck, it, d, out->part, n));
     out->name = it->name; // with ".weight"; h3_bind and messages cut nothing
     out->rows = rows;
     out->cols = cols;

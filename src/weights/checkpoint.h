@@ -38,10 +38,16 @@ typedef enum h3_nvfp4_scales {
     H3_NVFP4_LINEAR
 } h3_nvfp4_scales;
 
+typedef enum h3_quant {
+    H3_QUANT_KEEP = 0, ///< quantized matrices stay as stored and are decoded while they are read
+    H3_QUANT_EXPAND    ///< those that are read again and again are decoded when they are bound
+} h3_quant;
+
 typedef struct h3_ckpt_opts {
     h3_qkv_order qkv; ///< how fused q/k/v rows of a DiT lie; AUTO: by origin (FORMATS section 0)
     h3_nvfp4_nibble nvfp4_nibble; ///< where the even column of an NVFP4 byte lies; AUTO: by origin
     h3_nvfp4_scales nvfp4_scales; ///< how NVFP4 block scales lie; AUTO: by origin and count
+    h3_quant quant;               ///< EXPAND acts on host devices only
     const char *extra;            ///< one more file to read (an encoder's mmproj GGUF), or NULL
 } h3_ckpt_opts;
 
@@ -115,11 +121,16 @@ typedef struct h3_ckpt_use {
     int64_t cols;    ///< columns of the widest one
     size_t owned;    ///< host memory: computed values, unpacked scales, tables of names
     size_t vectors;  ///< f32 vectors where the device computes
+    size_t expanded; ///< of `owned`: matrices decoded at load
 } h3_ckpt_use;
 
 /** Sums over tensors whose canonical name matches `pattern` ('*', '#'); NULL: all, with `owned` and
  *  `vectors`, which belong to the whole. */
 h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern);
+
+/** Bound matrices that H3_QUANT_EXPAND would decode: bytes as stored, and about what they would
+ * take. */
+void h3_ckpt_expansion(h3_checkpoint *ck, size_t *stored, size_t *expanded);
 
 /** Names, sizes and a few bytes from the middle of every stored tensor, wherever the files lie. */
 uint64_t h3_ckpt_fingerprint(const h3_checkpoint *ck);

@@ -18,6 +18,8 @@ typedef struct h3_item {
     bool is_used; ///< bound as a matrix: its stored bytes are read while the network runs
     int64_t ne[8];
     float *made; ///< multiplied-out or computed values, owned by the checkpoint; else NULL
+    h3_weight_part *expanded[H3_MAX_PARTS]; ///< quantized parts decoded at load, else NULL
+    size_t expanded_bytes, expanded_from;   ///< what they take, and took as stored
 } h3_item;
 
 typedef struct h3_device_vector {
@@ -34,6 +36,8 @@ struct h3_checkpoint {
     json_t *quant_meta; ///< parsed _quantization_metadata, or NULL
     h3_qkv_order qkv;   ///< decided: INTERLEAVED or STACKED
     char qkv_reason[128];
+    h3_quant quant;
+    size_t planned_bytes; ///< expanded on a counting device: not in `keep`
     h3_item *items;
     size_t n_items, cap_items;
     h3_name_table names;
@@ -50,6 +54,10 @@ struct h3_checkpoint {
 const h3_item *h3_ckpt_item(const h3_checkpoint *ck, const char *name);
 /** Parts of an item in canonical row order (at most H3_MAX_PARTS). */
 H3_NODISCARD h3_status h3_item_parts(h3_checkpoint *ck, h3_item *it, h3_weight_part *part, int *n);
+/** Replaces quantized parts by decoded ones, where the checkpoint was opened for that (expand.c).
+ */
+H3_NODISCARD h3_status h3_item_expand(h3_checkpoint *ck, h3_item *it, const h3_dev *d,
+                                      h3_weight_part *part, int n);
 /** Whether the rows of a fused q/k/v item lie (head, {q, k, v}, channel). */
 bool h3_item_is_interleaved(const h3_checkpoint *ck, const h3_item *it);
 /** All values of an item, canonical row order as stored (fused q/k/v not reordered). */

@@ -11,6 +11,8 @@ static void add_item(h3_ckpt_use *u, const h3_item *it)
     if (!it->made) // a computed matrix no longer needs the stored one
         for (int i = 0; i < it->n_src; i++)
             bytes += h3_source_bytes(&it->src[i]);
+    bytes -= it->expanded_from < bytes ? it->expanded_from : bytes;
+    u->expanded += it->expanded_bytes;
     for (int i = 1; i < it->rank; i++)
         cols *= it->ne[i];
     u->matrices += bytes;
@@ -27,7 +29,7 @@ h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern)
         if (it->is_used && (!pattern || h3_name_match(pattern, it->name))) add_item(&u, it);
     }
     if (pattern) return u;
-    u.owned = ck->keep.bytes + ck->cap_items * sizeof *ck->items +
+    u.owned = ck->keep.bytes + ck->planned_bytes + ck->cap_items * sizeof *ck->items +
               ck->cap_vectors * sizeof *ck->vectors +
               (size_t)h3_manifest_count(ck->m) * (sizeof(h3_entry) + 96); // names and their index
     for (size_t i = 0; i < ck->n_vectors; i++)

@@ -407,6 +407,47 @@ static void test_adapters(void **state)
     }
 }
 
+/* ---- quantized matrices expanded at load ---- */
+
+static void test_expanded(void **state)
+{
+    const h3_ckpt_opts expand = {.quant = H3_QUANT_EXPAND};
+    const adapter list[] = {{SAMPLES "lora-comfy.safetensors", 0.7f}, {NULL, 0}};
+    int n_expanded = 0;
+
+    (void)state;
+    for (int i = 0; i < N_DITS; i++) {
+        char *file = h3_strdupf(SAMPLES "%s", dits[i].file);
+        const adapter *with = dits[i].base ? list : NULL;
+        h3_checkpoint *ck = NULL;
+        h3_dit *m = NULL;
+        size_t stored, expanded;
+        h3_ckpt_use use[2];
+        h3_dev *plan;
+        for (int k = 0; k < 2; k++) { // the same numbers, whoever decodes them
+            const numbers want = run_dit(file, NULL, k ? with : NULL, H3_F32);
+            same_bits(run_dit(file, &expand, k ? with : NULL, H3_F32), &want);
+            free(want.v);
+        }
+        must(h3_dev_open(&plan, "plan", NULL)); // what it takes is known before
+        for (int k = 0; k < 2; k++) {
+            must(h3_ckpt_open(&ck, file, H3_ROLE_DIT, &expand));
+            must(h3_dit_open(&m, ck, k ? dev : plan));
+            h3_ckpt_expansion(ck, &stored, &expanded);
+            use[k] = h3_ckpt_usage(ck, NULL);
+            assert_int_equal(use[k].expanded, expanded);
+            assert_true(use[k].owned > expanded && (stored > 0) == (expanded > stored));
+            h3_dit_close(&m);
+            h3_ckpt_close(&ck);
+        }
+        assert_int_equal(use[0].matrices, use[1].matrices);
+        n_expanded += expanded > 0;
+        h3_dev_close(&plan);
+        free(file);
+    }
+    assert_int_equal(n_expanded, 8);
+}
+
 /* ---- where the data lies ---- */
 
 /* `from` with `shift` blanks more in its header, which moves the data by as much. */
@@ -547,9 +588,8 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dit_forms),
-        cmocka_unit_test(test_encoder_forms),
-        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_dit_forms), cmocka_unit_test(test_encoder_forms),
+        cmocka_unit_test(test_adapters),  cmocka_unit_test(test_expanded),
         cmocka_unit_test(test_unaligned),
     };
     int failed;
