@@ -26,7 +26,8 @@ typedef enum kind {
     K_REF,      ///< appends to refs
     K_LORA,     ///< appends to loras
     K_ROWS,     ///< list of row counts
-    K_SIGMAS    ///< list of base sigmas
+    K_SIGMAS,   ///< list of base sigmas
+    K_QUANT     ///< engine.quant by the option's own name
 } kind;
 
 typedef struct option_row {
@@ -101,7 +102,9 @@ static const option_row rows[] = {
     {"--qkv", NULL, LOADS | CMD_DUMP | CMD_CONVERT, K_WORD, AT(engine.qkv),
      "auto|interleaved|stacked", "row order of fused q/k/v"},
     {"--quant", NULL, LOADS, K_WORD, AT(engine.quant), "auto|keep|expand",
-     "quantized weights in memory"},
+     "quantized weights in memory: as stored, or decoded at load"},
+    {"--keep-quant", NULL, LOADS, K_QUANT, 0, NULL, "short for --quant keep"},
+    {"--expand", NULL, LOADS, K_QUANT, 0, NULL, "short for --quant expand"},
     {"--device", "-d", LOADS, K_TEXT, AT(engine.device), "cpu|cuda[:N]", "where the networks run"},
     {"--ranks", NULL, RUNS | CMD_BENCH, K_INT, AT(ranks), "N",
      "processes that share the work on this host; under mpirun they are its own"},
@@ -570,6 +573,9 @@ static int set_value(cli *c, const option_row *r, const char *value)
         return add_ref(c, value);
     case K_LORA:
         return add_lora(c, value);
+    case K_QUANT:
+        c->engine.quant = strcmp(r->name, "--expand") == 0 ? "expand" : "keep";
+        return 0;
     case K_ROWS:
     case K_SIGMAS:
         return set_list(c, r, value);

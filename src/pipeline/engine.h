@@ -22,6 +22,13 @@ typedef enum h3_offload {
     H3_OFFLOAD_DISK      ///< the same, straight from the files
 } h3_offload;
 
+/** Quantized weights in memory. */
+typedef enum h3_quant_choice {
+    H3_QUANT_AUTO = 0, ///< by memory and by what is faster, for each request
+    H3_QUANT_ALWAYS_KEEP,
+    H3_QUANT_ALWAYS_EXPAND
+} h3_quant_choice;
+
 struct h3_engine {
     h3_dev *dev;
     h3_comm *comm; ///< ranks, NULL: one
@@ -34,6 +41,8 @@ struct h3_engine {
     bool has_timing;
     size_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
     h3_offload offload;
+    h3_quant_choice quant;
+    char *part_notes; ///< what opening the parts found, see engine_parts.c; or NULL
     char *lora[H3_MAX_LORAS];
     float lora_strength[H3_MAX_LORAS];
     int n_loras;
@@ -47,6 +56,11 @@ typedef struct h3_defaults {
     int width, height, frames, steps;
 } h3_defaults;
 h3_defaults h3_engine_defaults(const h3_engine *e); ///< e may be NULL: the released ones
+
+/** Opens the headers of all parts; what there is to tell goes to e->part_notes. */
+h3_status h3_engine_check_parts(h3_engine *e);
+/** A tokenizer's folder or file, or a GGUF with a vocabulary in its metadata. */
+h3_status h3_open_tokenizer(h3_tok **out, const char *path);
 
 /** Words of an option to a value; H3_E_ARG lists what is accepted. */
 h3_status h3_parse_qkv(h3_qkv_order *out, const char *word);

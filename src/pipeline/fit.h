@@ -69,7 +69,15 @@ typedef struct h3_fit_room {
     char disk_path[256];
 } h3_fit_room;
 
+/** What becomes of the DiT's quantized matrices, and why. */
+typedef struct h3_fit_quant {
+    bool is_expanded;
+    size_t stored, expanded; ///< bytes of those that are read by every step; 0: none is quantized
+    const char *why;         ///< static
+} h3_fit_quant;
+
 typedef struct h3_fit_table {
+    h3_fit_quant quant;
     h3_fit_phase phase[H3_FIT_PHASES];
     h3_fit_room room;
 } h3_fit_table;

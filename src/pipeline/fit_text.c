@@ -183,6 +183,12 @@ json_t *h3_fit_json(const h3_fit_table *f)
     o = json_pack("{s:o, s:o, s:b}", "phases", phases, "free", room_json(&f->room), "fits",
                   st == H3_OK);
     if (st != H3_OK) json_object_set_new(o, "why", json_string(h3_error()));
+    if (f->quant.stored)
+        json_object_set_new(o, "quantized",
+                            json_pack("{s:s, s:I, s:I, s:s}", "choice",
+                                      f->quant.is_expanded ? "expand" : "keep", "stored",
+                                      (json_int_t)f->quant.stored, "expanded",
+                                      (json_int_t)f->quant.expanded, "reason", f->quant.why));
     return o;
 }
 
@@ -225,5 +231,14 @@ char *h3_fit_text(const h3_fit_table *f)
     text = append(NULL, line);
     for (int i = 0; i < H3_FIT_PHASES; i++)
         if (f->phase[i].is_used) text = append_phase(text, f, i);
+    if (f->quant.stored) {
+        snprintf(line, sizeof line, "quantized weights: %s, %s (%s %s): %s\n",
+                 f->quant.is_expanded ? "decoded at load" : "kept as stored",
+                 size_text(a, f->quant.is_expanded ? f->quant.expanded : f->quant.stored),
+                 f->quant.is_expanded ? "stored" : "decoded",
+                 size_text(b, f->quant.is_expanded ? f->quant.stored : f->quant.expanded),
+                 f->quant.why);
+        text = append(text, line);
+    }
     return text;
 }

@@ -90,25 +90,18 @@ static h3_status parse_offload(h3_offload *out, const char *word)
     return h3_fail(H3_E_ARG, "offload %s: expected auto, none, stream or disk", word);
 }
 
-/* Header checks of every part now: a wrong file should not show after an hour of sampling. */
-static h3_status check_part(const h3_engine *e, const char *path, h3_role role)
+static h3_status parse_quant(h3_quant_choice *out, const char *word)
 {
-    h3_checkpoint *ck = NULL;
+    static const char *const words[] = {"auto", "keep", "expand"};
 
-    if (!path) return H3_OK;
-    H3_TRY(h3_ckpt_open(&ck, path, role, &e->ckpt));
-    h3_ckpt_close(&ck);
-    return H3_OK;
-}
-
-static h3_status check_parts(const h3_engine *e)
-{
-    H3_TRY(check_part(e, e->model.dit, H3_ROLE_DIT));
-    if (!e->model.dit || !e->model.dit_ref || strcmp(e->model.dit, e->model.dit_ref) != 0)
-        H3_TRY(check_part(e, e->model.dit_ref, H3_ROLE_DIT));
-    H3_TRY(check_part(e, e->model.text_encoder, H3_ROLE_TEXT_ENCODER));
-    H3_TRY(check_part(e, e->model.video_vae, H3_ROLE_VIDEO_VAE));
-    return check_part(e, e->model.audio_vae, H3_ROLE_AUDIO_VAE);
+    *out = H3_QUANT_AUTO;
+    if (!word) return H3_OK;
+    for (int i = 0; i < 3; i++)
+        if (strcmp(word, words[i]) == 0) {
+            *out = (h3_quant_choice)i;
+            return H3_OK;
+        }
+    return h3_fail(H3_E_ARG, "quant %s: expected auto, keep or expand", word);
 }
 
 /* Remembers the adapters; one of them may bring the schedule it was distilled for. */
@@ -175,12 +168,13 @@ static h3_status open_engine(h3_engine **out, const h3_engine_opts *opts)
     if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
     if ((st = parse_dtype(&e->act, opts->dtype)) != H3_OK) goto fail;
     if ((st = parse_offload(&e->offload, opts->offload)) != H3_OK) goto fail;
+    if ((st = parse_quant(&e->quant, opts->quant)) != H3_OK) goto fail;
     e->ram_limit = opts->ram_limit;
     e->vram_limit = opts->vram_limit;
     if ((st = open_device(e, opts)) != H3_OK) goto fail;
     if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
-    if ((st = check_parts(e)) != H3_OK) goto fail;
-    if ((st = h3_tok_open(&e->tok, e->model.tokenizer)) != H3_OK) goto fail;
+    if ((st = h3_engine_check_parts(e)) != H3_OK) goto fail;
+    if ((st = h3_open_tokenizer(&e->tok, e->model.tokenizer)) != H3_OK) goto fail;
     if ((st = take_loras(e, opts)) != H3_OK) goto fail;
     *out = e;
     return H3_OK;
@@ -208,6 +202,7 @@ void h3_engine_close(h3_engine **ep)
     h3_tok_free(&e->tok);
     for (int i = 0; i < e->n_loras; i++)
         free(e->lora[i]);
+    free(e->part_notes);
     h3_model_free(&e->model);
     if (e->dev) h3_comm_detach(e->comm, e->dev);
     if (e->comm) e->comm->cancel = NULL;

@@ -285,6 +285,7 @@ h3_status h3_job_load(h3_job *j)
     if (j->sources.n == 0) H3_TRY(h3_sources_load(&j->sources, j->rq, j->task, j->e));
     H3_TRY(h3_request_plan(&j->plan, j->rq, j->task, &j->sources, j->e));
     tell_plan(j);
+    h3_job_tell_parts(j);
     if (j->task == H3_REF2VA && !j->e->model.dit_ref)
         return h3_fail(
             H3_E_MISSING,

@@ -99,6 +99,9 @@ void h3_job_drop_media(h3_job *j);
 /** Embeddings, rows and latents of conditions: gone after sampling. */
 void h3_job_drop_rows(h3_job *j);
 
+/** What opening the engine's parts found, as events (engine_parts.c). */
+void h3_job_tell_parts(h3_job *j);
+
 /* ---- reporting (job_events.c) ---- */
 
 void h3_job_phase(h3_job *j, const char *name, double from, double to);

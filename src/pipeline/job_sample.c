@@ -191,12 +191,14 @@ h3_status h3_job_sample(h3_job *j)
     const char *path = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
     float *video_out = malloc((size_t)nv * sizeof(float)),
           *audio_out = malloc((size_t)na * sizeof(float));
+    h3_ckpt_opts how = j->e->ckpt;
     h3_checkpoint *ck = NULL;
     h3_dit *m = NULL;
     h3_status st = H3_OK;
 
+    if (j->fit.quant.is_expanded) how.quant = H3_QUANT_EXPAND;
     if (!video_out || !audio_out) st = h3_fail(H3_E_NOMEM, "no memory for the generated rows");
-    if (st == H3_OK) st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, &j->e->ckpt);
+    if (st == H3_OK) st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, &how);
     if (st == H3_OK && h3_job_is_first(j)) {
         j->fingerprint = h3_job_fingerprint(j, ck);
         if (j->rq->resume_path) st = h3_job_resume(j);

@@ -162,6 +162,14 @@ static h3_status need(const h3_model *m, const char *part, const char *key, cons
                    m->root, what, option, h3_parts_advice(key));
 }
 
+/* An encoder's GGUF may hold the vocabulary; where it does not, opening it says so by its name. */
+static char *vocabulary_of(const char *text_encoder)
+{
+    const size_t n = text_encoder ? strlen(text_encoder) : 0;
+    return n > 5 && strcmp(text_encoder + n - 5, ".gguf") == 0 ? h3_strdupf("%s", text_encoder)
+                                                               : NULL;
+}
+
 h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
 {
     h3_status st = H3_OK;
@@ -187,6 +195,7 @@ h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
     out->tokenizer = dup_or_null(p->tokenizer);
     if (!h3_is_builtin(out->root) && (st = search_folder(out)) != H3_OK) goto fail;
     search_layout(out);
+    if (!out->tokenizer) out->tokenizer = vocabulary_of(out->text_encoder);
     if (!out->processor) out->processor = find_processor(out);
     if ((st = need(out, out->dit ? out->dit : out->dit_ref, "dit", "transformer", "--dit")) !=
             H3_OK ||

@@ -19,10 +19,10 @@ static h3_status open_tokenizer(h3_tok **out, const char *path)
     h3_model m;
     h3_status st;
 
-    if (path && h3_tok_open(out, path) == H3_OK) return H3_OK;
-    if (path && !h3_path_is_dir(path)) return h3_tok_open(out, path);
+    if (path && h3_open_tokenizer(out, path) == H3_OK) return H3_OK;
+    if (path && !h3_path_is_dir(path)) return h3_open_tokenizer(out, path);
     st = h3_model_find(&m, &paths);
-    if (st == H3_OK) st = h3_tok_open(out, m.tokenizer);
+    if (st == H3_OK) st = h3_open_tokenizer(out, m.tokenizer);
     h3_model_free(&m);
     return st;
 }

@@ -30,6 +30,20 @@ h3_status h3_tok_open(h3_tok **out, const char *path)
     return st;
 }
 
+h3_status h3_tok_from_lists(h3_tok **out, const h3_tok_lists *lists)
+{
+    h3_tok *t = calloc(1, sizeof *t);
+    h3_status st;
+
+    *out = NULL;
+    if (!t) return h3_fail(H3_E_NOMEM, "%s: no memory for a tokenizer", lists->path);
+    if ((st = h3_tok_load_lists(t, lists)) != H3_OK)
+        h3_tok_free(&t);
+    else
+        *out = t;
+    return st;
+}
+
 void h3_tok_free(h3_tok **tp)
 {
     h3_tok *t = tp ? *tp : NULL;

@@ -39,6 +39,29 @@ typedef struct h3_tok_ids {
 H3_NODISCARD h3_status h3_tok_open(h3_tok **out, const char *path);
 void h3_tok_free(h3_tok **t);
 
+/** A string of a list; UTF-8, not NUL-terminated. */
+typedef struct h3_tok_text {
+    const char *s;
+    size_t n;
+} h3_tok_text;
+
+/** What a file that is not ours to read (a GGUF's metadata) says about its tokenizer. */
+typedef struct h3_tok_lists {
+    const char *path; ///< for messages
+    const h3_tok_text *tokens, *merges;
+    int64_t n_tokens, n_merges;
+    const int32_t *types; ///< [n_tokens] ggml's: 3 control, 4 user-defined, 5 unused; or NULL
+} h3_tok_lists;
+
+/**
+ * Opens a tokenizer from lists: token i has id i, a merge is "left right", both in the byte
+ * alphabet. Control and user-defined tokens are added tokens; without types, what no merge makes
+ * and no byte stands for. Unused ids (padding of the vocabulary) stay free. The seven dialogue
+ * tokens of MiniMax-H3, which upstream vocabularies lack, follow the last id where they are absent.
+ * Everything is copied. Errors as h3_tok_open.
+ */
+H3_NODISCARD h3_status h3_tok_from_lists(h3_tok **out, const h3_tok_lists *lists);
+
 /**
  * Appends the ids of `n_bytes` bytes of UTF-8 at `text` (U+0000 is an ordinary character). Nothing
  * is added and nothing is truncated; no text gives no ids. Added tokens are cut out wherever they

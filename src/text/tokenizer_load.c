@@ -876,3 +876,103 @@ h3_status h3_tok_load(h3_tok *t, const char *path)
     free(folder);
     return st;
 }
+
+/* ---- lists ------------------------------------------------------------------------------------
+ */
+
+enum { TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_UNUSED = 5 };
+
+static bool is_added_type(const h3_tok_lists *l, int64_t i)
+{
+    return l->types && (l->types[i] == TYPE_CONTROL || l->types[i] == TYPE_USER_DEFINED);
+}
+
+static h3_status file_list(h3_tok *t, const h3_tok_lists *l)
+{
+    for (int64_t i = 0; i < l->n_tokens; i++) {
+        const h3_pull_str s = {l->tokens[i].s, l->tokens[i].n};
+        size_t bad;
+        if (l->types && l->types[i] == TYPE_UNUSED) continue;
+        H3_TRY(check_id("tokens", s, i, true));
+        if (s.n == 0) return h3_fail(H3_E_FORMAT, "tokens: number %lld is empty", (long long)i);
+        if (!h3_utf8_is_valid(s.p, s.n, &bad))
+            return h3_fail(H3_E_FORMAT, "tokens: number %lld is not UTF-8", (long long)i);
+        const int32_t twin = h3_tok_find_n(t, s.p, s.n);
+        if (twin >= 0)
+            return h3_fail(H3_E_FORMAT, "tokens: '%s' stands twice, with ids %d and %lld",
+                           show(s).text, (int)twin, (long long)i);
+        H3_TRY(file_token(t, s, (int32_t)i));
+    }
+    if (!t->n_strings) return h3_fail(H3_E_FORMAT, "tokens: there are none");
+    return H3_OK;
+}
+
+static h3_status merge_list(h3_tok *t, const h3_tok_lists *l)
+{
+    h3_bytes joined = {0};
+    h3_status st = H3_OK;
+
+    for (int64_t i = 0; i < l->n_merges && st == H3_OK; i++) {
+        const h3_pull_str s = {l->merges[i].s, l->merges[i].n};
+        size_t bad;
+        st = s.n && h3_utf8_is_valid(s.p, s.n, &bad)
+                 ? add_merge_line(t, &joined, s)
+                 : h3_fail(H3_E_FORMAT, "merges: entry %lld is empty or not UTF-8", (long long)i);
+    }
+    free(joined.p);
+    return st;
+}
+
+/* Ordinary tokens are bytes or made by merges; whatever else there is was added. */
+static h3_status add_unmade(h3_tok *t)
+{
+    bool *is_made = calloc(t->n_ids + 1, sizeof *is_made);
+    h3_status st = H3_OK;
+
+    if (!is_made) return h3_fail(H3_E_NOMEM, "no memory for %zu tokens", t->n_ids);
+    for (int b = 0; b < 256; b++)
+        is_made[t->byte_id[b]] = true;
+    for (size_t i = 0; i < t->n_merges; i++)
+        is_made[t->merge[i].id] = true;
+    for (size_t id = 0; id < t->n_ids && st == H3_OK; id++)
+        if (t->str[id].n && !is_made[id])
+            st = add_added(t, "tokens", string_of(t, (int32_t)id), (int64_t)id);
+    free(is_made);
+    return st;
+}
+
+static h3_status add_dialogue(h3_tok *t)
+{
+    static const char *const tokens[] = {"<d>",
+                                         "</d>",
+                                         "<|cutoff|>",
+                                         "<|lyrics_start|>",
+                                         "<|lyrics_end|>",
+                                         "<|caption_start|>",
+                                         "<|caption_end|>"};
+
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
+        H3_TRY(add_added(t, "dialogue tokens", (h3_pull_str){tokens[i], strlen(tokens[i])}, -1));
+    return H3_OK;
+}
+
+static h3_status load_lists(h3_tok *t, const h3_tok_lists *l)
+{
+    H3_TRY(file_list(t, l));
+    H3_TRY(find_bytes(t));
+    H3_TRY(merge_list(t, l));
+    H3_TRY(index_merges(t));
+    if (!l->types) H3_TRY(add_unmade(t));
+    for (int64_t i = 0; l->types && i < l->n_tokens; i++)
+        if (is_added_type(l, i)) H3_TRY(add_added(t, "tokens", string_of(t, (int32_t)i), i));
+    H3_TRY(add_dialogue(t));
+    return order_added(t);
+}
+
+h3_status h3_tok_load_lists(h3_tok *t, const h3_tok_lists *l)
+{
+    const h3_status st = load_lists(t, l);
+
+    if (st != H3_OK) h3_fail_in(st, "%s: tokenizer", l->path);
+    return st;
+}

@@ -57,5 +57,7 @@ const h3_tok_merge *h3_tok_find_merge(const h3_tok *t, int32_t left, int32_t rig
 
 /** Fills an empty tokenizer from a path, see h3_tok_open; on failure the caller frees it. */
 H3_NODISCARD h3_status h3_tok_load(h3_tok *t, const char *path);
+/** The same from lists, see h3_tok_from_lists. */
+H3_NODISCARD h3_status h3_tok_load_lists(h3_tok *t, const h3_tok_lists *lists);
 
 #endif

@@ -140,7 +140,7 @@ static h3_status no_memory(const reader *r)
     return h3_fail(H3_E_NOMEM, "%s: no memory for its header", r->f->path);
 }
 
-/* Remembers where a top-level array of strings or a shape override lies. */
+/* Remembers where a top-level array of strings or integers or a shape override lies. */
 static h3_status note_array(reader *r, const char *key)
 {
     const size_t start = r->at;
@@ -158,11 +158,12 @@ static h3_status note_array(reader *r, const char *key)
         }
         r->over[r->n_over++] =
             (override){h3_strdupf("%s", key + strlen(SHAPE_KEY)), r->f->data + r->at, type, n};
-    } else if (type == T_STRING) {
+    } else if (type == T_STRING || type == T_I32 || type == T_U32) {
         h3_string_list *l = realloc(r->m->lists, (r->m->n_lists + 1) * sizeof *l);
         if (!l) return no_memory(r);
         r->m->lists = l;
-        l[r->m->n_lists++] = (h3_string_list){h3_strdupf("%s", key), r->f->data + r->at, n};
+        l[r->m->n_lists++] =
+            (h3_string_list){h3_strdupf("%s", key), r->f->data + r->at, n, type != T_STRING};
     }
     r->at = start;
     return skip_array(r, key, 1);
@@ -488,27 +489,41 @@ h3_status h3_gguf_read(h3_manifest *m, h3_file *f)
     return st;
 }
 
-/* ---- string lists ---- */
+/* ---- arrays ---- */
+
+static const h3_string_list *find_list(const h3_manifest *m, const char *key, bool is_ints)
+{
+    for (size_t i = 0; i < m->n_lists; i++)
+        if (m->lists[i].is_ints == is_ints && strcmp(m->lists[i].key, key) == 0)
+            return &m->lists[i];
+    return NULL;
+}
 
 int64_t h3_manifest_n_strings(const h3_manifest *m, const char *key)
 {
-    for (size_t i = 0; i < m->n_lists; i++)
-        if (strcmp(m->lists[i].key, key) == 0) return (int64_t)m->lists[i].n;
-    return -1;
+    const h3_string_list *l = find_list(m, key, false);
+    return l ? (int64_t)l->n : -1;
 }
 
 void h3_manifest_strings(const h3_manifest *m, const char *key,
                          void (*visit)(void *user, int64_t i, const char *s, size_t n), void *user)
 {
-    for (size_t i = 0; i < m->n_lists; i++) {
-        const unsigned char *p = m->lists[i].at;
-        if (strcmp(m->lists[i].key, key) != 0) continue;
-        for (uint64_t k = 0; k < m->lists[i].n; k++) { // lengths were checked while reading
-            uint64_t len;
-            memcpy(&len, p, 8);
-            visit(user, (int64_t)k, (const char *)p + 8, (size_t)len);
-            p += 8 + len;
-        }
-        return;
+    const h3_string_list *l = find_list(m, key, false);
+    const unsigned char *p = l ? l->at : NULL;
+
+    for (uint64_t k = 0; l && k < l->n; k++) { // lengths were checked while reading
+        uint64_t len;
+        memcpy(&len, p, 8);
+        visit(user, (int64_t)k, (const char *)p + 8, (size_t)len);
+        p += 8 + len;
     }
+}
+
+bool h3_manifest_ints(const h3_manifest *m, const char *key, int32_t *out, int64_t n)
+{
+    const h3_string_list *l = find_list(m, key, true);
+
+    if (!l || l->n != (uint64_t)n) return false;
+    memcpy(out, l->at, (size_t)n * sizeof *out);
+    return true;
 }

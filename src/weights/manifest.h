@@ -48,6 +48,9 @@ int64_t h3_manifest_n_strings(const h3_manifest *m, const char *key);
 /** Calls `visit` for each string of the array; `s` is not NUL-terminated. */
 void h3_manifest_strings(const h3_manifest *m, const char *key,
                          void (*visit)(void *user, int64_t i, const char *s, size_t n), void *user);
+/** Copies an array of exactly `n` 32-bit integers among a GGUF's key-values; false when there is no
+ * such array. */
+bool h3_manifest_ints(const h3_manifest *m, const char *key, int32_t *out, int64_t n);
 const h3_file *h3_manifest_file(const h3_manifest *m, uint32_t i);
 uint32_t h3_manifest_n_files(const h3_manifest *m);
 

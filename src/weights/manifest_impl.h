@@ -12,11 +12,12 @@ typedef struct h3_meta {
     char *key, *value;
 } h3_meta;
 
-/** A string array of a GGUF (vocabulary, merges): offsets of the strings in the file. */
+/** An array of a GGUF's key-values: strings (vocabulary, merges) or 32-bit integers. */
 typedef struct h3_string_list {
     char *key;
-    const unsigned char *at; ///< first length field
+    const unsigned char *at; ///< first length field, or first integer
     uint64_t n;
+    bool is_ints;
 } h3_string_list;
 
 struct h3_manifest {
