@@ -1,7 +1,13 @@
 # make_venv DIR REQUIREMENTS: a Python environment with these packages; nothing to do when it is
 # there. Two builds may ask for it at once. Read by run.sh and web.sh.
 make_venv() {
-    if ! command -v python3 >/dev/null || ! python3 -c 'import venv, ensurepip' 2>/dev/null; then
+    if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then
+        as_root=
+        [ "$(id -u)" = 0 ] || as_root="sudo -n"
+        { $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install \
+            -y -qq --no-install-recommends python3 python3-venv; } >/dev/null 2>&1 || true
+    fi
+    if ! python3 -c 'import venv, ensurepip' 2>/dev/null; then
         echo "skipped: python3 with venv is not installed" >&2
         return 1
     fi
