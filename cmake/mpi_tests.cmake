@@ -6,6 +6,6 @@ if(TARGET h3_pipeline)
                           h3_nets_video_vae h3_nets_audio_vae h3_weights h3_media h3_text h3_plan h3_tensor h3_base
                           h3_backends)
     add_test(NAME ranks COMMAND ${CMAKE_SOURCE_DIR}/tests/mpi/ranks.sh $<TARGET_FILE:h3av-ranks>
-             $<TARGET_FILE:h3av> ${CMAKE_SOURCE_DIR})
+             $<TARGET_FILE:h3av> $<IF:$<BOOL:${H3_SANITIZE}>,brief,all>)
     set_tests_properties(ranks PROPERTIES SKIP_RETURN_CODE 77)
 endif()
