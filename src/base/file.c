@@ -172,16 +172,23 @@ static const h3_file *map_of(const unsigned char *p, size_t bytes)
     return NULL;
 }
 
+/* The system reads no more than its readahead window for one hint, whatever its length. The lock is
+ * held across each, so that the map cannot go away meanwhile. */
 void h3_map_ahead(const void *p, size_t bytes)
 {
-    const size_t page = 4096;
-    const uintptr_t from = (uintptr_t)p / page * page;
-    const h3_file *f;
+    enum { WINDOW = 1 << 17 };
+    const unsigned char *at = p, *end = at + bytes;
 
-    pthread_mutex_lock(&maps_lock); // held across the hint: the map must not go away meanwhile
-    f = map_of(p, bytes);
-    if (f && bytes) madvise((void *)from, (uintptr_t)p + bytes - from, MADV_WILLNEED);
-    pthread_mutex_unlock(&maps_lock);
+    while (at < end) {
+        const size_t page = 4096, skew = (uintptr_t)at % page;
+        const size_t n = (size_t)(end - at) < WINDOW - skew ? (size_t)(end - at) : WINDOW - skew;
+        pthread_mutex_lock(&maps_lock);
+        const bool is_mapped = map_of(at, n) != NULL;
+        if (is_mapped) madvise((void *)((uintptr_t)at - skew), n + skew, MADV_WILLNEED);
+        pthread_mutex_unlock(&maps_lock);
+        if (!is_mapped) return;
+        at += n;
+    }
 }
 
 void h3_map_done(const void *p, size_t bytes, bool drops_cache)

@@ -1,17 +1,19 @@
 /**
- * Residency; see checkpoint.h. Two policies behind one interface:
+ * Residency; see checkpoint.h. A group is a block of a network, or the rest of it, and they are
+ * used in the order of their numbers, round and round. Where everything fits:
  *
- *   mapped    host devices: a matrix is used where the file is mapped. acquire sets part[].dev once
- *             and, for the following group, asks the system to read ahead; release does nothing.
- *   resident  devices with their own memory: acquire uploads a group's parts the first time.
+ *   mapped    host devices: a matrix is used where the file is mapped.
+ *   resident  devices with their own memory: a group is uploaded the first time.
  *
- * A ring that streams groups through a fixed budget replaces `resident` by overriding fetch/drop of
- * a group; nothing outside this file sees the difference.
+ * With less than that (h3_dev.weight_budget) some groups stay and the others stream: they come when
+ * they are acquired and go when they are released. Those that stay are spread evenly over the
+ * order, so that reading has their time too. On a host device going means that pages leave the
+ * resident set and the file cache: a cache that is smaller than what goes round in it would never
+ * hit. A thread reads the next streamed group while this one computes.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "checkpoint.h"
 #include "file.h"
@@ -20,12 +22,26 @@ typedef struct group {
     h3_weight **w;
     int n, cap;
     bool is_ready;
+    bool is_kept; ///< stays once it is there
+    size_t bytes;
 } group;
+
+/* Reads ahead on a thread of its own: the hint blocks until the disk has taken the requests. */
+typedef struct reader {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    const group *next; // to be read, NULL: nothing to do
+    bool is_running, is_over;
+} reader;
 
 struct h3_store {
     h3_dev *dev;
     group *groups;
     int n_groups;
+    bool is_settled; ///< bytes and is_kept are known
+    bool is_streaming;
+    reader ahead;
 };
 
 h3_status h3_store_create(h3_store **out, h3_dev *d)
@@ -65,7 +81,7 @@ h3_status h3_store_add(h3_store *s, int index, h3_weight *w)
         g->cap = cap;
     }
     g->w[g->n++] = w;
-    g->is_ready = false;
+    g->is_ready = s->is_settled = false;
     return H3_OK;
 }
 
@@ -109,34 +125,174 @@ static h3_status fetch(h3_store *s, group *g)
     return H3_OK;
 }
 
-/* Starts reading the mapped pages of a group; only a hint. */
-static void read_ahead(const group *g)
+/* What a device with its own memory holds of a group goes back to it. */
+static void free_group(h3_store *s, group *g)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int k = 0; k < g->n; k++) {
+        h3_weight *w = g->w[k];
+        h3_dev_weight_free(s->dev, w);
+        for (int j = 0; s->dev->mem != H3_HOST && j < w->n_parts; j++)
+            if (is_on_device(&w->part[j])) {
+                s->dev->dealloc(s->dev, w->part[j].dev);
+                w->part[j].dev = NULL;
+            }
+    }
+    g->is_ready = false;
+}
+
+/* ------------------------------------------------------------------------------ who stays */
+
+static size_t group_bytes(const group *g)
+{
+    size_t n = 0;
 
     for (int i = 0; i < g->n; i++)
-        for (int k = 0; k < g->w[i]->n_parts; k++) {
-            const h3_weight_part *p = &g->w[i]->part[k];
-            const uintptr_t a = (uintptr_t)p->data / page * page;
-            if (p->bytes) madvise((void *)a, (uintptr_t)p->data + p->bytes - a, MADV_WILLNEED);
-        }
+        for (int k = 0; k < g->w[i]->n_parts; k++)
+            n += g->w[i]->part[k].bytes;
+    return n;
 }
+
+/* `n_kept` groups, evenly spread: group i stays when the line i * n_kept / n steps up. True when
+ * they, one streamed group in use and one on its way take no more than `budget`. */
+static bool try_keeping(h3_store *s, int n_kept, size_t budget)
+{
+    size_t kept = 0, widest = 0;
+
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        g->is_kept = (int64_t)(i + 1) * n_kept / s->n_groups > (int64_t)i * n_kept / s->n_groups;
+        if (g->is_kept)
+            kept += g->bytes;
+        else if (g->bytes > widest)
+            widest = g->bytes;
+    }
+    return kept + 2 * widest <= budget;
+}
+
+/* Once, at the first use: all groups are known then. */
+static void settle(h3_store *s)
+{
+    size_t total = 0;
+
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        g->bytes = group_bytes(g);
+        g->is_kept = true;
+        total += g->bytes;
+    }
+    s->is_settled = true;
+    s->is_streaming = s->dev->weight_budget && total > s->dev->weight_budget;
+    for (int n = s->n_groups - 1; s->is_streaming && n >= 0; n--)
+        if (try_keeping(s, n, s->dev->weight_budget)) break;
+}
+
+/* --------------------------------------------------------------------------- reading ahead */
+
+static void read_group(const group *g)
+{
+    for (int i = 0; i < g->n; i++)
+        for (int k = 0; k < g->w[i]->n_parts; k++)
+            h3_map_ahead(g->w[i]->part[k].data, g->w[i]->part[k].bytes);
+}
+
+static void *read_ahead(void *user)
+{
+    reader *r = user;
+
+    pthread_mutex_lock(&r->lock);
+    while (!r->is_over) {
+        const group *g = r->next;
+        r->next = NULL;
+        if (!g) {
+            pthread_cond_wait(&r->wake, &r->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&r->lock);
+        read_group(g);
+        pthread_mutex_lock(&r->lock);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+enum { WORTH_A_THREAD = 64 << 20 };
+
+/* Without a thread nothing is read ahead, which only costs time. */
+static void ask_for(h3_store *s, const group *g)
+{
+    reader *r = &s->ahead;
+
+    if (g->bytes < WORTH_A_THREAD) return;
+    if (!r->is_running) {
+        pthread_mutex_init(&r->lock, NULL);
+        pthread_cond_init(&r->wake, NULL);
+        r->is_running = pthread_create(&r->thread, NULL, read_ahead, r) == 0;
+        if (!r->is_running) return;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->next = g;
+    pthread_cond_signal(&r->wake);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void stop_reader(reader *r)
+{
+    if (!r->is_running) return;
+    pthread_mutex_lock(&r->lock);
+    r->is_over = true;
+    pthread_cond_signal(&r->wake);
+    pthread_mutex_unlock(&r->lock);
+    pthread_join(r->thread, NULL);
+    pthread_mutex_destroy(&r->lock);
+    pthread_cond_destroy(&r->wake);
+}
+
+/* The group that has to be read next: the following streamed one, or, while nothing streams, the
+ * following one that was not used yet. */
+static const group *next_to_read(const h3_store *s, int index)
+{
+    for (int i = 1; i < s->n_groups; i++) {
+        const group *g = &s->groups[(index + i) % s->n_groups];
+        if (!g->is_kept || !g->is_ready) return g;
+        if (!s->is_streaming) return NULL; // one look is enough: they come in order
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------- doors */
 
 h3_status h3_store_acquire(h3_store *s, int index)
 {
+    group *g;
+
     if (index < 0 || index >= s->n_groups) return H3_OK; // a group without matrices
-    if (!s->groups[index].is_ready) {
-        if (s->dev->mem == H3_HOST && !s->dev->is_plan && index + 1 < s->n_groups)
-            read_ahead(&s->groups[index + 1]);
-        H3_TRY(fetch(s, &s->groups[index]));
-    }
-    return H3_OK;
+    if (!s->is_settled) settle(s);
+    g = &s->groups[index];
+    if (g->is_ready) return H3_OK;
+    if (s->dev->is_plan) return fetch(s, g);
+    const group *next = next_to_read(s, index);
+    if (next) ask_for(s, next);
+    return fetch(s, g);
+}
+
+/* Pages of a streamed group leave memory; clean ones of a file, read again when they are needed. */
+static void drop_pages(const group *g)
+{
+    for (int i = 0; i < g->n; i++)
+        for (int k = 0; k < g->w[i]->n_parts; k++)
+            h3_map_done(g->w[i]->part[k].data, g->w[i]->part[k].bytes, true);
 }
 
 void h3_store_release(h3_store *s, int index)
 {
-    (void)s; // mapped and resident groups stay
-    (void)index;
+    group *g;
+
+    if (index < 0 || index >= s->n_groups) return;
+    g = &s->groups[index];
+    if (!s->is_streaming || g->is_kept || !g->is_ready || s->dev->is_plan) return;
+    if (h3_dev_sync(s->dev) != H3_OK) return; // still in use, and the next call says what is wrong
+    if (s->dev->mem == H3_HOST) drop_pages(g);
+    free_group(s, g);
 }
 
 void h3_store_free(h3_store **sp)
@@ -144,17 +300,11 @@ void h3_store_free(h3_store **sp)
     h3_store *s = sp ? *sp : NULL;
 
     if (!s) return;
+    stop_reader(&s->ahead);
     for (int i = 0; i < s->n_groups; i++) {
         group *g = &s->groups[i];
-        for (int k = 0; k < g->n; k++) {
-            h3_weight *w = g->w[k];
-            h3_dev_weight_free(s->dev, w);
-            for (int j = 0; s->dev->mem != H3_HOST && j < w->n_parts; j++)
-                if (is_on_device(&w->part[j])) {
-                    s->dev->dealloc(s->dev, w->part[j].dev);
-                    w->part[j].dev = NULL;
-                }
-        }
+        if (s->is_streaming && s->dev->mem == H3_HOST && !s->dev->is_plan) drop_pages(g);
+        free_group(s, g);
         free(g->w);
     }
     free(s->groups);
