@@ -386,6 +386,14 @@ static size_t latent_bytes(const h3_plan *p)
            floats(2, p->n_audio, H3_AUDIO_LATENT_CHANNELS, 1);
 }
 
+/* The host's convolutions list the inputs of every output: two lists of eleven taps for the widest.
+ */
+static size_t convolution_lists(int64_t n_latents)
+{
+    const int64_t most = n_latents < 1024 ? n_latents : 1024; // decoded at a time
+    return 2 * 11 * sizeof(int32_t) * (size_t)(most * H3_AUDIO_HOP);
+}
+
 static h3_status plan_sound(planner *k)
 {
     const h3_job *j = k->j;
@@ -403,6 +411,8 @@ static h3_status plan_sound(planner *k)
         place(k, p, "activations", bytes);
         add(p, H3_FIT_HOST, "latents", latent_bytes(j->plan));
         add(p, H3_FIT_HOST, "sound", floats(2, j->plan->n_samples, 1, 1));
+        if (k->is_host)
+            add(p, H3_FIT_HOST, "convolution lists", convolution_lists(j->plan->n_audio));
         if (j->rq->save_latents) add(p, H3_FIT_DISK, "latents", latent_bytes(j->plan));
         add_part(k, p, ck, CONVOLUTIONS);
         add_weights(p, ck, "audio decoder", "*");
