@@ -2,7 +2,11 @@
  * Ranks against one rank: whatever several processes compute together must be, bit for bit, what
  * one computes alone; and when one of them fails, all end with its words.
  *
- *   ranks SCENARIO [N]      N processes started here, or those of mpirun
+ *   ranks SCENARIO [N [DEVICE]]      N processes started here, or those of mpirun
+ *
+ * DEVICE is for the scenario "near": on GPUs products pick their way by the number of rows, so the
+ * result of several ranks is near that of one. Each may be off by the tolerance of the DiT's
+ * goldens, the two from each other by twice that.
  *
  * Every rank also runs the request alone and compares. Exit status 0, or 1 with a line for each
  * difference.
@@ -350,6 +354,56 @@ static int same(void)
     return 0;
 }
 
+static const char *near_device = "cpu";
+
+static double distance(const trace *a, const trace *b)
+{
+    double d = 0, sum = 0;
+
+    for (size_t i = 0; i < a->n; i++) {
+        const double x = (double)a->at[i], e = (double)b->at[i] - x;
+        d += e * e;
+        sum += x * x;
+    }
+    return sqrt(d / sum);
+}
+
+static void near_numbers(const char *device, h3_dtype act, double limit)
+{
+    model z;
+
+    open_model(&z, device, 4 * h3_comm_size(comm));
+    for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
+        trace alone = quiet(&z.cancel), shared = quiet(&z.cancel);
+        must(run_request(z.m, &requests[i], act, &alone, false), requests[i].name);
+        join(&z);
+        must(run_request(z.m, &requests[i], act, &shared, false), requests[i].name);
+        if (h3_comm_rank(comm) == 0 && i == 0) printf("%s, ranks by %s\n", device, comm->name);
+        h3_comm_detach(comm, z.d);
+        const double far = alone.n == shared.n ? distance(&alone, &shared) : 1;
+        if (h3_comm_rank(comm) == 0)
+            printf("%-10s %s: %.2e of the root mean square (limit %.0e)\n", requests[i].name,
+                   h3_dtype_name(act), far, limit);
+        check(far <= limit, "%s, %s: off by %.3g", requests[i].name, h3_dtype_name(act), far);
+        free(alone.at);
+        free(shared.at);
+    }
+    close_model(&z);
+}
+
+static int near_one_rank(void)
+{
+    char device[32];
+
+    snprintf(device, sizeof device, "%s", near_device);
+    if (strcmp(near_device, "cuda") == 0)
+        snprintf(device, sizeof device, "cuda:%d", comm ? comm->local_rank : 0);
+    near_numbers(device, H3_F32, 2 * 3e-6);
+    near_numbers(device, H3_BF16, 2 * 1.5e-2);
+    must(h3_comm_agree(comm, H3_OK), "agree");
+    return 0;
+}
+
 /* 4 heads over 3 ranks. */
 static int heads(void)
 {
@@ -452,12 +506,13 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } scenarios[] = {{"exchanges", exchanges}, {"same", same},   {"heads", heads},
-                     {"cancel", cancel},       {"nan", nan_row}, {"killed", killed},
-                     {"early", early}};
+    } scenarios[] = {{"exchanges", exchanges}, {"same", same},     {"near", near_one_rank},
+                     {"heads", heads},         {"cancel", cancel}, {"nan", nan_row},
+                     {"killed", killed},       {"early", early}};
     int rank, size, n_bad = 0;
 
     h3_comm_launched(&rank, &size);
+    if (argc > 3) near_device = argv[3];
     must(size > 1 ? h3_comm_join(&comm) : h3_comm_fork(&comm, argc > 2 ? atoi(argv[2]) : 2),
          "start");
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
