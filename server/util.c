@@ -299,6 +299,75 @@ char *srv_base64(const void *data, size_t n)
     return out;
 }
 
+/* ---------------------------------------------------------------------------------------- PNG */
+
+static uint32_t crc32_of(const unsigned char *p, size_t n)
+{
+    uint32_t c = 0xffffffffu;
+
+    for (size_t i = 0; i < n; i++) {
+        c ^= p[i];
+        for (int k = 0; k < 8; k++)
+            c = c & 1 ? c >> 1 ^ 0xedb88320u : c >> 1;
+    }
+    return ~c;
+}
+
+static unsigned char *put32(unsigned char *p, uint32_t v)
+{
+    for (int i = 24; i >= 0; i -= 8)
+        *p++ = (unsigned char)(v >> i);
+    return p;
+}
+
+/* Length, name, content (already at p + 8), checksum. */
+static unsigned char *end_chunk(unsigned char *p, const char *name, size_t n)
+{
+    put32(p, (uint32_t)n);
+    memcpy(p + 4, name, 4);
+    return put32(p + 8 + n, crc32_of(p + 4, n + 4));
+}
+
+/* One stored block for each row (a row has less than 64 KiB), so that no compressor is needed. */
+unsigned char *srv_png(const uint8_t *rgb, int width, int height, size_t *n)
+{
+    static const unsigned char magic[] = {0x89, 'P', 'N', 'G', 13, 10, 26, 10};
+    const size_t row = 3 * (size_t)width + 1, data = 6 + (size_t)height * (row + 5);
+    unsigned char *out, *p, *d;
+    uint32_t a = 1, b = 0;
+
+    if (width < 1 || height < 1 || width > 4096 || height > 4096) return NULL;
+    out = malloc(data + 64);
+    if (!out) return NULL;
+    memcpy(out, magic, sizeof magic);
+    p = out + sizeof magic;
+    d = put32(put32(p + 8, (uint32_t)width), (uint32_t)height);
+    memcpy(d, "\x08\x02\x00\x00\x00", 5); // 8 bits, RGB
+    p = end_chunk(p, "IHDR", 13);
+    d = p + 8;
+    *d++ = 0x78; // zlib's head
+    *d++ = 0x01;
+    for (int y = 0; y < height; y++) {
+        *d++ = y == height - 1;
+        *d++ = (unsigned char)row;
+        *d++ = (unsigned char)(row >> 8);
+        *d++ = (unsigned char)~row;
+        *d++ = (unsigned char)(~row >> 8);
+        *d = 0; // no filter
+        memcpy(d + 1, rgb + (size_t)y * (row - 1), row - 1);
+        for (size_t i = 0; i < row; i++) {
+            a = (a + d[i]) % 65521;
+            b = (b + a) % 65521;
+        }
+        d += row;
+    }
+    put32(d, b << 16 | a);
+    p = end_chunk(p, "IDAT", data);
+    p = end_chunk(p, "IEND", 0);
+    *n = (size_t)(p - out);
+    return out;
+}
+
 /* --------------------------------------------------------------------------------------- JSON */
 
 const char *srv_json_str(const json_t *o, const char *key)

@@ -49,6 +49,9 @@ int64_t srv_base64_to_fd(const char *text, size_t n, int fd);
 /** Standard base64 of n bytes; malloc'd, NULL without memory. */
 char *srv_base64(const void *data, size_t n);
 
+/** A PNG, not compressed, of rgb [height, width, 3]; malloc'd, NULL without memory or too large. */
+unsigned char *srv_png(const uint8_t *rgb, int width, int height, size_t *n);
+
 /* ---- JSON ---- */
 const char *srv_json_str(const json_t *o, const char *key); ///< NULL when absent or no string
 int64_t srv_json_int(const json_t *o, const char *key);     ///< 0 when absent

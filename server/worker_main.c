@@ -276,6 +276,18 @@ static void check(proc *p, const json_t *o)
 /* -------------------------------------------------------------------------------------------- run
  */
 
+/* The picture as a PNG for the page, base64. */
+static void tell_preview(proc *p, const h3_event *ev)
+{
+    size_t n;
+    unsigned char *png = srv_png(ev->preview, ev->preview_width, ev->preview_height, &n);
+    char *text = png ? srv_base64(png, n) : NULL;
+
+    if (text) tell(p, json_pack("{s:s, s:s}", "e", "preview", "png", text));
+    free(text);
+    free(png);
+}
+
 static void on_event(void *user, const h3_event *ev)
 {
     proc *p = user;
@@ -296,6 +308,7 @@ static void on_event(void *user, const h3_event *ev)
         tell(p, json_pack("{s:s, s:s, s:I, s:I, s:f, s:f, s:f}", "e", "step", "phase", ev->phase,
                           "step", (json_int_t)ev->step, "steps", (json_int_t)ev->steps, "seconds",
                           ev->seconds, "eta", ev->eta_seconds, "progress", ev->progress));
+        if (ev->preview) tell_preview(p, ev);
         return;
     case H3_EVENT_WARNING:
         json_array_append_new(p->warnings, text_of(ev->text));
@@ -371,6 +384,7 @@ static h3_status run_in(proc *p, const json_t *o, const files *f, h3_result *rs)
     rq.checkpoint_path = f->checkpoint;
     rq.checkpoint_every = (int)srv_json_int(o, "checkpoint_every");
     rq.on_event = on_event;
+    rq.has_previews = true;
     rq.user = p;
     if (media_bind(&m, &rq, refs, srv_json_str(o, "dir"), json_object_get(o, "inputs")))
         st = probe_all(&m, refs, rq.n_refs, probes);

@@ -181,6 +181,7 @@ typedef struct h3_request {
     int canvas_short_edge, canvas_max_pixels, reference_short_edge; ///< 0: 768, 1032192, 2048
     h3_event_fn on_event;
     void *user;
+    bool has_previews; ///< steps bring a rough picture now and then
 } h3_request;
 
 H3_API h3_request h3_request_default(void);
@@ -203,6 +204,8 @@ struct h3_event {
     double eta_seconds; ///< to the end of the phase; < 0: unknown
     double progress;    ///< 0..1 over all phases
     const char *text;
+    const uint8_t *preview; ///< STEP: RGB [height, width, 3] in false colours, or NULL
+    int preview_width, preview_height;
 };
 
 typedef struct h3_phase_time {

@@ -374,5 +374,6 @@ void h3_job_free(h3_job *j)
     h3_latents_free(&j->latents);
     free(j->latents_path);
     free(j->checkpoint_path);
+    free(j->preview);
     memset(j, 0, sizeof *j);
 }

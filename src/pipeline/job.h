@@ -40,6 +40,8 @@ typedef struct h3_job {
     const char *phase;
     double phase_start, phase_from, phase_to; ///< share of the whole run
     double started;
+    uint8_t *preview; ///< RGB of the next step event, or NULL
+    double preview_at;
 } h3_job;
 
 /** Runs all phases of j->rq on j->e. j->sources may be filled by the caller (tests); then nothing
@@ -71,6 +73,8 @@ uint64_t h3_job_fingerprint(const h3_job *j, const h3_checkpoint *ck);
 H3_NODISCARD h3_status h3_job_resume(h3_job *j);
 /** Callbacks of the sampler; user is the job. */
 h3_status h3_job_after_step(void *user, const h3_sampler_step *s);
+/** Fills j->preview for the next step event, when one is due (job_preview.c). */
+void h3_job_preview(h3_job *j, const h3_sampler_step *s);
 void h3_job_on_stop(void *user, const h3_sampler_step *s);
 /** Passes `st` on; a failure's sentence also says how to go on from the checkpoint, if there is
  * one.

@@ -136,6 +136,7 @@ h3_status h3_job_after_step(void *user, const h3_sampler_step *s)
     const int done = s->step + 1, every = j->rq->checkpoint_every;
 
     j->rs->step_seconds = s->seconds;
+    h3_job_preview(j, s);
     h3_job_step(j, done, s->n_steps, s->seconds);
     if (every > 0 && done < s->n_steps && done % every == 0) save_checkpoint(j, s);
     return H3_OK;

@@ -1,6 +1,7 @@
 /** How a run reports: phases, steps with time left, sentences; see job.h. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -71,7 +72,12 @@ void h3_job_step(h3_job *j, int64_t step, int64_t steps, double seconds)
                      .steps = steps,
                      .seconds = seconds,
                      .eta_seconds = step > 0 ? spent / (double)step * (double)(steps - step) : -1,
-                     .progress = j->phase_from + (j->phase_to - j->phase_from) * share});
+                     .progress = j->phase_from + (j->phase_to - j->phase_from) * share,
+                     .preview = j->preview,
+                     .preview_width = j->preview ? (int)j->plan->latent.w : 0,
+                     .preview_height = j->preview ? (int)j->plan->latent.h : 0});
+    free(j->preview); // shown once
+    j->preview = NULL;
 }
 
 void h3_job_say(h3_job *j, h3_event_kind kind, const char *fmt, ...)

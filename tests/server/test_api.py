@@ -339,6 +339,27 @@ def test_events(server):
     assert [n for n, _ in again] == ["done"]
 
 
+def test_previews(server):
+    """A picture of the clean latents as they are foreseen: one pixel for each cell of 16 x 16."""
+    id = server.create(size="128x64", num_frames=39, steps=20)
+    out, _ = events(server, id)
+    pictures = [d for n, d in out if n == "preview"]
+    assert pictures and [d["number"] for d in pictures] == sorted({d["number"] for d in pictures})
+    data = base64.b64decode(pictures[0]["png"])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[16:24] == (8).to_bytes(4, "big") + (4).to_bytes(4, "big")
+    import struct
+    import zlib
+    at, pixels = 8, b""
+    while at < len(data):
+        n, = struct.unpack(">I", data[at:at + 4])
+        assert zlib.crc32(data[at + 4:at + 8 + n]) == struct.unpack(">I", data[at + 8 + n:at + 12 + n])[0]
+        if data[at + 4:at + 8] == b"IDAT":
+            pixels += data[at + 8:at + 8 + n]
+        at += 12 + n
+    rows = zlib.decompress(pixels)
+    assert len(rows) == 4 * 25 and len(set(rows)) > 10  # a picture, not one colour
+
+
 def test_events_keep_alive_and_deletion(server):
     running = server.create(size="256x256", num_frames=124, steps=200)
     waits = server.create()
