@@ -22,7 +22,8 @@ typedef struct group {
     h3_weight **w;
     int n, cap;
     bool is_ready;
-    bool is_kept; ///< stays once it is there
+    bool is_kept;  ///< stays once it is there
+    bool is_sound; ///< its numbers were looked at
     size_t bytes;
 } group;
 
@@ -113,6 +114,9 @@ static h3_status upload_part(h3_dev *d, h3_weight_part *p)
 
 static h3_status fetch(h3_store *s, group *g)
 {
+    for (int i = 0; i < g->n && !g->is_sound && !s->dev->is_plan; i++)
+        H3_TRY(h3_poison_check(g->w[i]));
+    g->is_sound = true;
     for (int i = 0; i < g->n; i++)
         for (int k = 0; k < g->w[i]->n_parts; k++) {
             h3_weight_part *p = &g->w[i]->part[k];
@@ -300,10 +304,13 @@ void h3_store_free(h3_store **sp)
     h3_store *s = sp ? *sp : NULL;
 
     if (!s) return;
+    /* A budget holds for the stores of a phase one after another: what one used once must not lie
+     * beside what the next one needs, even if each by itself would fit. */
+    const bool has_budget = s->dev->weight_budget && s->dev->mem == H3_HOST && !s->dev->is_plan;
     stop_reader(&s->ahead);
     for (int i = 0; i < s->n_groups; i++) {
         group *g = &s->groups[i];
-        if (s->is_streaming && s->dev->mem == H3_HOST && !s->dev->is_plan) drop_pages(g);
+        if (has_budget) drop_pages(g);
         free_group(s, g);
         free(g->w);
     }

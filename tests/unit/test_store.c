@@ -210,6 +210,20 @@ static void test_pages_go_on_a_host(void **state)
     }
 }
 
+/* Stores that fit one by one, used one after another: the first leaves nothing beside the second.
+ */
+static void test_stores_share_a_budget(void **state)
+{
+    fixture *f = *state;
+    const size_t before = mapped_now();
+
+    open_store(f, 2 * (size_t)GROUPS * BYTES, false); // nothing streams
+    go_round(f, 1);
+    assert_true(mapped_now() - before > (size_t)GROUPS * BYTES * 9 / 10);
+    h3_store_free(&f->s);
+    assert_true(mapped_now() < before + GROUPS * (64 << 10));
+}
+
 static void test_ring_on_a_device(void **state)
 {
     fixture *f = *state;
@@ -269,6 +283,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_all_stays_without_a_budget, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pages_go_on_a_host, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_stores_share_a_budget, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ring_on_a_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_order_does_not_matter, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_heap_is_left_alone, set_up, tear_down),
