@@ -184,14 +184,17 @@ static bool put_field(json_t *root, char **key, int n, json_t *value)
 static bool part_begin(void *user, const srv_part *part)
 {
     srv_body *b = user;
-    int index;
+    int index, fd;
 
     b->part = *part;
     b->n_text = 0;
-    b->fd = -1;
     if (!part->is_file) return add_text(b, "", 0);
-    b->fd = srv_body_new_file(b, part->filename, &index);
-    return b->fd >= 0;
+    fd = srv_body_new_file(b, part->filename, &index);
+    if (fd < 0) return false;
+    b->file = fdopen(fd, "wb");
+    if (b->file) return true;
+    close(fd);
+    return srv_fault_set(&b->fault, 503, "out_of_memory", NULL, "no memory for the upload");
 }
 
 static bool part_data(void *user, const void *p, size_t n)
@@ -199,18 +202,11 @@ static bool part_data(void *user, const void *p, size_t n)
     srv_body *b = user;
     srv_upload *u;
 
-    if (b->fd < 0) return add_text(b, p, n);
+    if (!b->file) return add_text(b, p, n);
     u = &b->upload[b->n_uploads - 1];
     u->bytes += (int64_t)n;
     u->hash = srv_fnv(u->hash, p, n);
-    for (const char *s = p; n;) {
-        const ssize_t w = write(b->fd, s, n);
-        if (w < 0 && errno == EINTR) continue;
-        if (w <= 0) return disk_fault(b, b->dir);
-        s += w;
-        n -= (size_t)w;
-    }
-    return true;
+    return fwrite_unlocked(p, 1, n, b->file) == n ? true : disk_fault(b, b->dir);
 }
 
 static bool part_end(void *user)
@@ -221,9 +217,10 @@ static bool part_end(void *user)
     int n;
 
     memcpy(name, b->part.name, sizeof name);
-    if (b->fd >= 0) {
-        close(b->fd);
-        b->fd = -1;
+    if (b->file) {
+        FILE *file = b->file;
+        b->file = NULL;
+        if (fclose(file) != 0) return disk_fault(b, b->dir);
         value = json_pack("{s:i}", "$upload", b->n_uploads - 1);
     } else {
         if (memchr(b->text, '\0', b->n_text))
@@ -279,7 +276,6 @@ bool srv_body_begin(srv_body *b, const char *type, int64_t length, const char *d
     char boundary[SRV_BOUNDARY_MAX + 1];
 
     memset(b, 0, sizeof *b);
-    b->fd = -1;
     b->dir = srv_copy(dir);
     b->inflight = inflight;
     b->is_form = type && strncasecmp(type, "multipart/", 10) == 0;
@@ -364,7 +360,7 @@ bool srv_body_end(srv_body *b)
 
 void srv_body_free(srv_body *b)
 {
-    if (b->fd >= 0) close(b->fd);
+    if (b->file) fclose(b->file);
     if (b->dir && b->is_dir_made) srv_remove_tree(b->dir);
     free(b->dir);
     free(b->text);
@@ -372,5 +368,4 @@ void srv_body_free(srv_body *b)
     if (b->form) srv_multipart_close(&b->form);
     if (b->inflight) atomic_fetch_sub(&b->inflight->bytes, b->reserved);
     memset(b, 0, sizeof *b);
-    b->fd = -1;
 }

@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "fault.h"
 #include "multipart.h"
@@ -43,7 +44,7 @@ typedef struct srv_body {
     bool is_form, is_dir_made, is_dropped;
     srv_multipart *form;
     srv_part part;
-    int fd; ///< of the file part, or -1
+    FILE *file; ///< of the file part, or NULL: buffered, since a parser may hand out single bytes
     char *text;
     size_t n_text, cap_text, n_texts; ///< of this field, of all fields
     int64_t received, max_bytes, reserved;

@@ -463,7 +463,6 @@ static srv_req *begin(srv *s, struct MHD_Connection *c, const char *method, cons
     r->s = s;
     r->c = c;
     r->started = srv_now();
-    r->body.fd = -1;
     memset(rnd, 0, sizeof rnd);
     srv_random(rnd, sizeof rnd); // only a label: zeros when the system has none
     for (size_t i = 0; i < sizeof rnd; i++)
