@@ -3,3 +3,12 @@ if(CMOCKA_FOUND AND TARGET h3_nets_dit AND TARGET h3_nets_encoder)
     unit_test(forward_forms FILES tests/unit/test_forward_forms.c
               USES nets_dit nets_encoder weights tensor base LIBS PkgConfig::JANSSON m)
 endif()
+# The same from the outside, and every hostile file through the program.
+find_program(H3_PYTHON3 python3)
+if(TARGET h3av AND H3_PYTHON3)
+    foreach(name formats hostile)
+        add_test(NAME e2e_${name} COMMAND ${H3_PYTHON3} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}.py $<TARGET_FILE:h3av>
+                                          ${CMAKE_SOURCE_DIR})
+        set_tests_properties(e2e_${name} PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    endforeach()
+endif()

@@ -66,6 +66,19 @@ void h3_job_tell_parts(h3_job *j)
 
 /* ------------------------------------------------------------------------------------- checks */
 
+/* Adapters against the headers of a transformer they will be added to. */
+static h3_status check_adapters(const h3_engine *e, h3_checkpoint *ck)
+{
+    for (int i = 0; i < e->n_loras; i++) {
+        h3_lora_opts opts = e->lora_opts;
+        h3_lora_report r;
+        opts.strength = e->lora_strength[i];
+        H3_TRY(h3_ckpt_add_lora(ck, e->lora[i], &opts, &r));
+        free(r.unmatched);
+    }
+    return H3_OK;
+}
+
 /* Header checks of a part now: a wrong file should not show after an hour of sampling. */
 static h3_status check_part(h3_engine *e, const char *path, h3_role role)
 {
@@ -74,11 +87,15 @@ static h3_status check_part(h3_engine *e, const char *path, h3_role role)
 
     if (!path) return H3_OK;
     if (role == H3_ROLE_TEXT_ENCODER) how.extra = e->model.mmproj;
+    h3_status st = H3_OK;
     H3_TRY(h3_ckpt_open(&ck, path, role, &how));
-    if (role == H3_ROLE_DIT) note_order(e, ck);
+    if (role == H3_ROLE_DIT) {
+        note_order(e, ck);
+        st = check_adapters(e, ck);
+    }
     note_strangers(e, ck);
     h3_ckpt_close(&ck);
-    return H3_OK;
+    return st;
 }
 
 h3_status h3_engine_check_parts(h3_engine *e)

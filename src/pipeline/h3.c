@@ -173,9 +173,9 @@ static h3_status open_engine(h3_engine **out, const h3_engine_opts *opts)
     e->vram_limit = opts->vram_limit;
     if ((st = open_device(e, opts)) != H3_OK) goto fail;
     if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
+    if ((st = take_loras(e, opts)) != H3_OK) goto fail;
     if ((st = h3_engine_check_parts(e)) != H3_OK) goto fail;
     if ((st = h3_open_tokenizer(&e->tok, e->model.tokenizer)) != H3_OK) goto fail;
-    if ((st = take_loras(e, opts)) != H3_OK) goto fail;
     *out = e;
     return H3_OK;
 

@@ -90,7 +90,7 @@ static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
     if (st == H3_OK) st = h3_audio_vae_decode(e->dev, v, z, NULL, *pcm);
     h3_audio_vae_close(&v);
     h3_ckpt_close(&ck);
-    return st;
+    return h3_job_name_stage(st, "sound decoder");
 }
 
 static h3_status decode_picture(h3_job *j, h3_output *out)
@@ -114,7 +114,7 @@ static h3_status decode_picture(h3_job *j, h3_output *out)
                                  take_frames, &u);
     h3_video_vae_close(&v);
     h3_ckpt_close(&ck);
-    return st;
+    return h3_job_name_stage(st, "video decoder");
 }
 
 enum { MAX_META = 32 };

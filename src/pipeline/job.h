@@ -90,6 +90,10 @@ H3_NODISCARD h3_status h3_job_check_latents(h3_job *j);
 /** pcm [2, n]; also warns of silence. */
 H3_NODISCARD h3_status h3_job_check_sound(h3_job *j, const float *pcm, int64_t n);
 
+/** Puts the stage in front of what a network says about numbers that are none; other failures pass.
+ */
+h3_status h3_job_name_stage(h3_status st, const char *stage);
+
 /* ---- memory (job_memory.c) ---- */
 
 /** Plans the memory of all phases into j->fit, tells it, and refuses what does not fit. */

@@ -17,7 +17,7 @@ static int64_t scan(const void *p, uint8_t dtype, int64_t n, float *top)
     for (int64_t i = 0; i < n; i++) {
         const float v =
             dtype == H3_BF16 ? h3_bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
-        if (!isfinite(v)) return i;
+        if (!(fabsf(v) <= 1e15f)) return i;
         if (fabsf(v) > *top) *top = fabsf(v);
     }
     return -1;
@@ -27,6 +27,11 @@ static h3_status bad(const char *stage, const char *what, int64_t at, int64_t n)
 {
     return h3_fail(H3_E_NUMERIC, "%s: %s hold NaN or infinity (number %lld of %lld)", stage, what,
                    (long long)at, (long long)n);
+}
+
+h3_status h3_job_name_stage(h3_status st, const char *stage)
+{
+    return st == H3_E_NUMERIC ? h3_fail_in(st, "%s", stage) : st;
 }
 
 h3_status h3_job_check_embeds(const h3_job *j)

@@ -57,7 +57,7 @@ static h3_status encode_all_pixels(h3_job *j)
     }
     h3_video_vae_close(&v);
     h3_ckpt_close(&ck);
-    return st;
+    return h3_job_name_stage(st, "video encoder");
 }
 
 static h3_status encode_all_sound(h3_job *j)
@@ -82,7 +82,7 @@ static h3_status encode_all_sound(h3_job *j)
     }
     h3_audio_vae_close(&v);
     h3_ckpt_close(&ck);
-    return st;
+    return h3_job_name_stage(st, "audio encoder");
 }
 
 h3_status h3_job_encode(h3_job *j)

@@ -73,7 +73,8 @@ static h3_status run_encoder(h3_job *j)
     if (st != H3_OK) goto done;
     const int64_t ne[2] = {in.n_rows, h3_encoder_width(enc)};
     if ((st = h3_dev_alloc(e->dev, &out, opts.act, 2, ne)) != H3_OK) goto done;
-    if ((st = h3_encoder_run(enc, &in, out)) != H3_OK) goto done;
+    st = h3_job_name_stage(h3_encoder_run(enc, &in, out), "text encoder");
+    if (st != H3_OK) goto done;
     void *host = malloc((size_t)(ne[0] * ne[1]) * h3_dtype_bytes(opts.act));
     st = host ? h3_dev_download(e->dev, host, out)
               : h3_fail(H3_E_NOMEM, "no memory for prompt embeddings");

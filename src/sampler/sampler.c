@@ -239,10 +239,14 @@ static h3_status stopped(const run_state *k, int step, h3_status st)
 
 static h3_status run(run_state *k, float *video_out, float *audio_out)
 {
-    H3_TRY(prepare(k));
+    const h3_status ready = prepare(k);
+    if (ready == H3_E_NUMERIC) return h3_fail_in(ready, "before step %d", k->in->first_step);
+    H3_TRY(ready);
     for (int step = k->in->first_step; step < k->in->video->n_steps; step++) {
         const double t0 = now();
         const h3_status st = take_named_step(k, step);
+        if (st == H3_E_NUMERIC && strncmp(h3_error(), "step ", 5) != 0)
+            return h3_fail_in(st, "step %d", step); // a weight, before anything was computed
         if (st != H3_OK) return stopped(k, step, st);
         H3_TRY(report(k, step, now() - t0));
     }

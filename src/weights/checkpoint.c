@@ -481,8 +481,9 @@ const char *h3_ckpt_tensor(const h3_checkpoint *ck, int64_t i)
 /* ---- values ---- */
 
 /* w = v * (g / norm(v)), the norm over all but the first axis; torch computes in f32. */
-static void multiply_out(float *w, const h3_entry *g, const h3_entry *v)
+static h3_status multiply_out(const h3_checkpoint *ck, const h3_item *it, float *w)
 {
+    const h3_entry *g = it->src[0].e, *v = it->src[1].e;
     const int64_t rows = v->ne[0];
     const int64_t cols = rows ? (int64_t)(v->bytes / 4) / rows : 0;
 
@@ -493,10 +494,16 @@ static void multiply_out(float *w, const h3_entry *g, const h3_entry *v)
         for (int64_t c = 0; c < cols; c++)
             sum += (double)w[r * cols + c] * (double)w[r * cols + c];
         memcpy(&gain, g->data + 4 * r, 4);
+        if (!(sum <= 1e30) || !(fabsf(gain) <= 1e15f)) // the norm would hide it
+            return h3_fail(H3_E_NUMERIC,
+                           "%s: tensor \"%s\", row %lld, is no finite number to "
+                           "compute with",
+                           h3_item_file(ck, it), sum <= 1e30 ? g->name : v->name, (long long)r);
         gain /= (float)sqrt(sum);
         for (int64_t c = 0; c < cols; c++)
             w[r * cols + c] *= gain;
     }
+    return H3_OK;
 }
 
 /* [out * in, 2, h * w] from two [out * in, h * w]. */
@@ -533,7 +540,7 @@ static h3_status make_values(h3_checkpoint *ck, h3_item *it)
     it->made = h3_keep_alloc(&ck->keep, (size_t)item_numel(it) * sizeof *it->made);
     if (!it->made) return h3_fail(H3_E_NOMEM, "%s: no memory for \"%s\"", ck->path, it->name);
     if (it->piece == H3_PIECE_NORM)
-        multiply_out(it->made, it->src[0].e, it->src[1].e);
+        st = multiply_out(ck, it, it->made);
     else
         st = weave_frames(ck, it, it->made);
     return st;
@@ -642,9 +649,11 @@ h3_status h3_ckpt_floats(h3_checkpoint *ck, float *out, const char *name, int64_
     if (item_numel(it) != n) return wrong_shape(ck, it, expected);
     H3_TRY(h3_item_floats(ck, it, out));
     for (int64_t i = 0; i < n; i++)
-        if (!isfinite(out[i]))
-            return h3_fail(H3_E_NUMERIC, "%s: tensor \"%s\" holds a value that is not finite",
-                           h3_item_file(ck, it), name);
+        if (!(fabsf(out[i]) <= 1e15f)) // see poison.c
+            return h3_fail(H3_E_NUMERIC,
+                           "%s: tensor \"%s\" holds %g, which is no finite number to "
+                           "compute with",
+                           h3_item_file(ck, it), name, (double)out[i]);
     it->is_bound = true;
     return H3_OK;
 }

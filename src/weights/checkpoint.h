@@ -160,6 +160,12 @@ typedef struct h3_spec {
 H3_NODISCARD h3_status h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec, int n,
                                const int64_t *dims, void *base, int layer);
 
+/**
+ * H3_E_NUMERIC, naming tensor and place, when a plain matrix holds NaN, infinity or more than 1e15.
+ * Reads all of it (but for token tables); the store calls it when a matrix is first needed.
+ */
+H3_NODISCARD h3_status h3_poison_check(const h3_weight *w);
+
 /* ---- residency ---- */
 
 /**

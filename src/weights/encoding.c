@@ -218,7 +218,7 @@ static h3_status floats_of(const h3_quant_rules *r, const h3_entry *c, h3_keep *
     }
     for (int64_t i = 0; i < *n; i++) {
         memcpy(&v, (const unsigned char *)*out + 4 * i, 4);
-        if (!isfinite(v)) return bad(r, c, "holds a value that is not finite");
+        if (!(fabsf(v) <= 1e15f)) return bad(r, c, "holds a value that is not finite, or absurd");
     }
     return H3_OK;
 }

@@ -539,8 +539,8 @@ static void test_poisoned_block_is_named(void **state)
 {
     task t = small_task(at("poison.mp4"));
     static const char *const where[][2] = {
-        {"blocks.1.mlp.fc2.weight", "blocks.1.mlp_out"},
-        {"blocks.0.attn.out_proj.weight", "blocks.0.attn_out"},
+        {"blocks.1.mlp.fc2.weight", "blocks.1.mlp.fc2.weight"},
+        {"blocks.0.attn.out_proj.weight", "blocks.0.attn.out_proj.weight"},
         {"token_refiner.blocks.0.mlp.fc1.weight", "token_refiner"},
         {"blocks.1.adaln_proj.linear.weight", "blocks.1.adaln"},
     };

@@ -448,6 +448,48 @@ static void test_expanded(void **state)
     assert_int_equal(n_expanded, 8);
 }
 
+/* ---- damaged numbers ---- */
+
+static void test_poison(void **state)
+{
+    static float f32[300 * 40];
+    static uint16_t half[300 * 40];
+    h3_weight w = {.name = "blocks.0.mlp.fc1.weight", .rows = 300, .cols = 40, .n_parts = 1};
+    static const float bad[] = {NAN, -INFINITY, 1e38f, -2e15f};
+
+    (void)state;
+    for (int i = 0; i < 300 * 40; i++)
+        f32[i] = i % 2 ? -1e4f : 9.99e14f;
+    w.part[0] = (h3_weight_part){
+        .data = f32, .rows = 300, .cols = 40, .row_bytes = 160, .bytes = sizeof f32};
+    must(h3_poison_check(&w));
+    for (size_t k = 0; k < 4; k++) {
+        const float keep = f32[299 * 40 + 39];
+        f32[299 * 40 + 39] = bad[k];
+        assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
+        assert_non_null(strstr(h3_error(), "fc1.weight"));
+        assert_non_null(strstr(h3_error(), "row 299, column 39"));
+        f32[299 * 40 + 39] = keep;
+    }
+    w.part[0] = (h3_weight_part){.data = half,
+                                 .rows = 300,
+                                 .cols = 40,
+                                 .row_bytes = 80,
+                                 .bytes = sizeof half,
+                                 .encoding = H3_ENC_BF16};
+    for (int e = H3_ENC_BF16; e <= H3_ENC_F16; e++) {
+        static const uint16_t large[2][2] = {{0x5863, 0xd870}, {0x7bff, 0xfc00}};
+        w.part[0].encoding = (uint8_t)e;
+        half[77] = large[e - H3_ENC_BF16][0];
+        must(h3_poison_check(&w));
+        half[77] = large[e - H3_ENC_BF16][1];
+        assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
+        assert_non_null(strstr(h3_error(), "row 1, column 37"));
+    }
+    w.name = "model.language_model.embed_tokens.weight"; // nobody reads all of it
+    must(h3_poison_check(&w));
+}
+
 /* ---- where the data lies ---- */
 
 /* `from` with `shift` blanks more in its header, which moves the data by as much. */
@@ -590,7 +632,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dit_forms), cmocka_unit_test(test_encoder_forms),
         cmocka_unit_test(test_adapters),  cmocka_unit_test(test_expanded),
-        cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_unaligned), cmocka_unit_test(test_poison),
     };
     int failed;
 

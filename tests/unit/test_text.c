@@ -631,6 +631,68 @@ static void test_typed_pads(void **state)
 
 /* Pictures and clips interleaved: runs count vision rows per kind, blocks of a clip share its grid.
  */
+/* Lists as a GGUF's metadata has them: padding stays free, the dialogue tokens follow. */
+static void test_lists(void **state)
+{
+    enum { N = 256 + 4 };
+    static char bytes[256][4];
+    h3_tok_text token[N];
+    const h3_tok_text merge[] = {{"h i", 3}};
+    int32_t type[N];
+    h3_tok *t = NULL;
+    h3_tok_ids ids = {0};
+    uint32_t next = 0x100;
+
+    (void)state;
+    for (int b = 0; b < 256; b++) { // the byte alphabet, token b for byte b
+        const bool prints = (b > 0x20 && b < 0x7f) || (b > 0xa0 && b != 0xad);
+        token[b] = (h3_tok_text){bytes[b], h3_utf8_put(bytes[b], prints ? (uint32_t)b : next++)};
+        type[b] = 1;
+    }
+    token[256] = (h3_tok_text){"hi", 2};
+    token[257] = (h3_tok_text){"<|im_end|>", 10};
+    token[258] = (h3_tok_text){"[PAD258]", 8};
+    token[259] = (h3_tok_text){"[PAD259]", 8};
+    type[256] = 1;
+    type[257] = 3;
+    type[258] = type[259] = 5;
+    h3_tok_lists l = {"v.gguf", token, merge, N, 1, type};
+    for (int has_types = 1; has_types >= 0; has_types--) {
+        const int32_t first = has_types ? 258 : 260; // padding cannot be told without types
+        const int32_t want[] = {256, 257, first, 'o', first + 1};
+        l.types = has_types ? type : NULL;
+        assert_int_equal(h3_tok_from_lists(&t, &l), H3_OK);
+        assert_int_equal(h3_tok_encode(t, &ids, "hi<|im_end|><d>o</d>", 20), H3_OK);
+        assert_int_equal(ids.n, 5);
+        assert_memory_equal(ids.id, want, sizeof want);
+        assert_int_equal(h3_tok_find(t, "<|caption_end|>"), first + 6);
+        h3_tok_ids_free(&ids);
+        h3_tok_free(&t);
+    }
+    const struct {
+        int at;
+        h3_tok_text text;
+        const char *names;
+    } bad[] = {{256, {"", 0}, "number 256"},
+               {256, {"a", 1}, "'a'"},
+               {256, {"\xff", 1}, "UTF-8"},
+               {'a', {"aa", 2}, "byte 0x61"}};
+    l.types = type;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const h3_tok_text keep = token[bad[i].at];
+        token[bad[i].at] = bad[i].text;
+        assert_int_equal(h3_tok_from_lists(&t, &l), H3_E_FORMAT);
+        if (!strstr(h3_error(), bad[i].names) || !strstr(h3_error(), "v.gguf"))
+            fail_msg("%s: %s", bad[i].names, h3_error());
+        assert_null(t);
+        token[bad[i].at] = keep;
+    }
+    const h3_tok_text bad_merge[] = {{"h x", 3}};
+    l.merges = bad_merge;
+    assert_int_equal(h3_tok_from_lists(&t, &l), H3_E_FORMAT);
+    assert_non_null(strstr(h3_error(), "merges"));
+}
+
 static void test_runs(void **state)
 {
     static const double times[] = {0, 0.5, 1.0};
@@ -713,6 +775,7 @@ int main(void)
         cmocka_unit_test(test_nfc),
         cmocka_unit_test(test_prompt_refusals),
         cmocka_unit_test(test_typed_pads),
+        cmocka_unit_test(test_lists),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_goldens),
     };
