@@ -229,6 +229,19 @@ def encode_clip(vae, video):
 WINDOW = list(range(3, 20)) + list(range(23, 28))
 
 
+def compiled(core, *dims):
+    """`core`, compiled once for all sizes.  `dims`: (argument number, dimensions that vary)."""
+    fast = torch.compile(core)
+
+    def call(*args):
+        for index, vary in dims:
+            for d in vary:
+                torch._dynamo.maybe_mark_dynamic(args[index], d)
+        return fast(*args)
+
+    return call
+
+
 def vit_core(x, cos, sin, n1, wq, wk, wv, bq, bk, bv, wo, bo, s1, n2, w1, b1, w2, b2, s2, heads, eps):
     """A block of the ViT decoder as a function of its tensors, so that one compilation serves all blocks."""
     n, s, _ = x.shape
@@ -410,25 +423,51 @@ def vision_forward(visual, images):
     return merged, deep
 
 
-def text_forward(model, ids, images=None, positions=None):
+def text_layer(x, cos, sin, n1, wq, wk, wv, nq, nk, wo, n2, wg, wu, wd, eps):
+    """A decoder layer of Qwen3-VL as a function of its tensors; `cos`, `sin`: `(1, l, 1, head)`."""
+    n, length, _ = x.shape
+    width = nq.shape[0]
+    heads = wk.shape[0] // width
+    h = F.linear(_rms(x, n1, eps), torch.cat((wq, wk, wv))).view(n, length, -1, width)
+    q, k, v = h.split((wq.shape[0] // width, heads, heads), dim=2)
+    q, k = (_rope(_rms(t, w, eps), cos, sin) for t, w in ((q, nq), (k, nk)))
+    k, v = (t.expand(-1, -1, q.shape[2], -1) if heads == 1 else t.repeat_interleave(q.shape[2] // heads, 2)
+            for t in (k, v))
+    y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+    x = x + F.linear(y.transpose(1, 2).reshape(n, length, -1), wo)
+    h = _rms(x, n2, eps)
+    return x + F.linear(F.silu(F.linear(h, wg)) * F.linear(h, wu), wd)
+
+
+@torch.no_grad()
+def rotations(lm, x, positions):
+    """cos and sin `(1, l, 1, head)` of a `(3, l)` table of positions, in the dtype of `x`."""
+    return tuple(t[:, :, None] for t in lm.rotary_emb(x, positions[:, None]))
+
+
+def text_forward(model, ids, images=None, positions=None, rows=None, rotary=None):
     """Hidden states after TEXT_LAYER layers, `(n, l, 96)`.  All samples share one layout of vision tokens.
 
-    `positions` is the `(3, l)` table of multimodal rotary positions (None: 0, 1, 2 ... on all axes).
+    `positions` is the `(3, l)` table of multimodal rotary positions (None: 0, 1, 2 ... on all axes); where the image
+    tokens are (`rows`) and the rotations (`rotary`) can be given ready.
     """
     lm = model.model.language_model
     x = lm.embed_tokens(ids)
-    n, length = ids.shape
-    rows = deep = None
+    deep = None
     if images is not None:
         merged, deep = vision_forward(model.model.visual, images)
-        rows = (ids[0] == model.config.image_token_id).nonzero()[:, 0]
+        if rows is None:
+            rows = (ids[0] == model.config.image_token_id).nonzero()[:, 0]
         x = x.index_copy(1, rows, merged.to(x.dtype))
     if positions is None:
-        positions = torch.arange(length, device=ids.device).expand(3, -1)
-    cos_sin = lm.rotary_emb(x, positions[:, None])
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(3, -1)
+    cos, sin = rotary or rotations(lm, x, positions)
     for index in range(TEXT_LAYER):
-        out = lm.layers[index](x, position_embeddings=cos_sin, attention_mask=None)
-        x = out[0] if isinstance(out, tuple) else out
+        layer = lm.layers[index]
+        a, m = layer.self_attn, layer.mlp
+        x = text_layer(x, cos, sin, layer.input_layernorm.weight, a.q_proj.weight, a.k_proj.weight, a.v_proj.weight,
+                       a.q_norm.weight, a.k_norm.weight, a.o_proj.weight, layer.post_attention_layernorm.weight,
+                       m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, a.q_norm.variance_epsilon)
         if deep is not None and index < len(deep) and index + 1 < TEXT_LAYER:
             x = x.index_add(1, rows, deep[index].to(x.dtype))
     return x

@@ -14,124 +14,132 @@ def matrices(*modules):
 @torch.no_grad()
 def orthogonalize(g, steps=5):
     """Newton-Schulz iteration towards the nearest (semi-)orthogonal matrices of a stack `(k, rows, columns)`."""
-    x = g.bfloat16() if g.is_cuda else g.float()
+    x = g.bfloat16() if g.is_cuda else g
     turned = x.shape[1] > x.shape[2]
     if turned:
         x = x.transpose(1, 2)
-    x = x / (x.float().flatten(1).norm(dim=1).view(-1, 1, 1) + 1e-7).to(x.dtype)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
-        a = x @ x.transpose(1, 2)
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-    return (x.transpose(1, 2) if turned else x).float()
+        a = torch.bmm(x, x.transpose(1, 2))
+        x = torch.baddbmm(x, torch.baddbmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.transpose(1, 2) if turned else x
 
 
 class Trainer:
-    """`muon`: ids of the parameters that Muon updates (`matrices`); the rest goes to AdamW.
+    """Everything lies in flat vectors, so that a step is some dozens of kernels however many parameters there are.
 
-    Muon's update is scaled by 0.2 sqrt(longer side), which makes its entries as large as AdamW's, so that both share
-    one learning rate.  With `reduce` (a function of a flat tensor) gradients are averaged over processes first.
+    `muon`: ids of the parameters that Muon updates (`matrices`); the rest goes to AdamW at `adam_scale` of the rate.
+    Muon's update is scaled by 0.2 sqrt(longer side), which makes its entries as large as AdamW's.  Parameters become
+    views of one vector per dtype.  With `reduce` (a function of a flat tensor) gradients are averaged over processes.
     """
 
     def __init__(self, modules, lr, betas=(0.9, 0.99), weight_decay=0.01, ema=0.999, clip=1.0, muon=(), reduce=None,
-                 momentum=0.95):
-        self.params = [p for m in modules for p in m.parameters() if p.requires_grad]
-        self.masters = [p.detach().float().clone() for p in self.params]
-        self.average = [m.clone() for m in self.masters]
-        self.lr, self.ema, self.clip, self.decay, self.momentum = lr, ema, clip, weight_decay, momentum
-        self.reduce = reduce
-        groups = {}
+                 momentum=0.95, adam_scale=1.0):
+        params = [p for m in modules for p in m.parameters() if p.requires_grad]
+        # Halves first; one vector of parameters per dtype, one of everything else for both.
+        self.params = [p for p in params if p.dtype != torch.float32] + [p for p in params if p.dtype == torch.float32]
+        device = self.params[0].device
+        sizes = [p.numel() for p in self.params]
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        self.total, self.n_half = sum(sizes), sum(p.numel() for p in params if p.dtype != torch.float32)
+        self.n_half_params = sum(p.dtype != torch.float32 for p in params)
+        assert all(size % 8 == 0 for size in sizes), "a parameter would be badly aligned"
+        flat = lambda value=0.0: torch.full((self.total,), value, device=device)
+        self.master = torch.cat([p.detach().float().flatten() for p in self.params])
+        self.average = self.master.clone()
+        self.first, self.second, self.update, self.rate, self.wane = flat(), flat(), flat(), flat(adam_scale), flat()
+        self.half = torch.empty(self.n_half, device=device, dtype=self.params[0].dtype) if self.n_half else None
+        self.full = torch.empty(self.total - self.n_half, device=device)
+        self.zeros = [torch.zeros(size, device=device, dtype=p.dtype) for size, p in zip(sizes, self.params)]
+        view = lambda vector, i: vector[offsets[i] : offsets[i] + sizes[i]].view(self.params[i].shape)
+        stacks = {}
         for i, p in enumerate(self.params):
+            if p.dim() >= 2:
+                view(self.wane, i).fill_(weight_decay)
             if id(p) in muon:
-                groups.setdefault(tuple(p.shape), []).append(i)
-        self.stacks = list(groups.values())
-        in_muon = {i for stack in self.stacks for i in stack}
-        self.velocity = {i: torch.zeros_like(self.masters[i]) for i in sorted(in_muon)}
-        rest = [m for i, m in enumerate(self.masters) if i not in in_muon]
-        adam = [dict(params=[m for m in rest if m.dim() >= 2], weight_decay=weight_decay),
-                dict(params=[m for m in rest if m.dim() < 2], weight_decay=0.0)]
-        adam = [g for g in adam if g["params"]]
-        self.fused = self.masters[0].is_cuda
-        self.optimizer = torch.optim.AdamW(adam, lr=lr, betas=betas, eps=1e-8, fused=self.fused)
-        sizes = [m.numel() for m in self.masters]
-        self.flat = torch.zeros(sum(sizes) + 1, device=self.masters[0].device)
-        self.grads = [v.view(m.shape) for v, m in zip(self.flat[:-1].split(sizes), self.masters)]
+                stacks.setdefault(tuple(p.shape), []).append(i)
+                view(self.rate, i).zero_()
+            if i < self.n_half_params:
+                p.data = view(self.half, i)
+            else:
+                p.data = self.full[offsets[i] - self.n_half :][: sizes[i]].view(p.shape)
+        self.stacks = [dict(grad=[view(self.first, i) for i in ids], update=[view(self.update, i) for i in ids],
+                            scale=0.2 * max(shape) ** 0.5) for shape, ids in stacks.items()]
+        self.lr, self.ema, self.clip, self.betas, self.momentum, self.reduce = lr, ema, clip, betas, momentum, reduce
+        # Muon's velocity is the same running mean as AdamW's first moment, with its own factor.
+        self.keep = torch.where(self.rate > 0, betas[0], momentum)
         self.steps = 0
+        self.load_masters()
 
     @torch.no_grad()
     def step(self, lr_scale, note=0.0):
         """One update from the gradients of the model; a parameter without a gradient counts as having a zero one.
 
-        `note`: a number to be averaged over the processes beside the gradients; it comes back as a tensor.
+        `note`: a number to be averaged over the processes beside the gradients; it comes back.
         """
-        self.flat.zero_()
-        used = [i for i, p in enumerate(self.params) if p.grad is not None]
-        torch._foreach_copy_([self.grads[i] for i in used], [self.params[i].grad for i in used])
-        for i in used:
-            self.params[i].grad = None
-        if self.reduce is not None:
-            self.flat[-1] = note
-            self.reduce(self.flat)
-            note = self.flat[-1].clone()
-            self.flat[-1] = 0
-        norm = self.flat.norm()
+        grads = [z if p.grad is None else p.grad.reshape(-1) for p, z in zip(self.params, self.zeros)]
+        parts = [torch.cat(part).float() for part in (grads[: self.n_half_params], grads[self.n_half_params :]) if part]
+        for p in self.params:
+            p.grad = None
+        if self.reduce is None:
+            g = torch.cat(parts)
+        else:
+            g = torch.cat(parts + [torch.full((1,), note, device=self.master.device)])
+            self.reduce(g)
+            note, g = g[-1].clone(), g[:-1]
+        norm = g.norm()
         # A step that is not finite becomes one without a gradient.
         factor = torch.where(torch.isfinite(norm), (self.clip / (norm + 1e-6)).clamp(max=1.0), torch.zeros_like(norm))
-        torch.nan_to_num_(self.flat, 0.0, 0.0, 0.0)
-        self.flat.mul_(factor)
-        lr = self.lr * lr_scale
-        for i, m in enumerate(self.masters):
-            m.grad = None if i in self.velocity else self.grads[i]
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        for stack in self.stacks:
-            velocity, grads = [self.velocity[i] for i in stack], [self.grads[i] for i in stack]
-            torch._foreach_lerp_(velocity, grads, 1 - self.momentum)
-            update = torch._foreach_lerp(grads, velocity, self.momentum)
-            update = orthogonalize(torch.stack(update))
-            masters = [self.masters[i] for i in stack]
-            torch._foreach_mul_(masters, 1 - lr * self.decay)
-            torch._foreach_add_(masters, list(update.unbind(0)), alpha=-lr * 0.2 * max(update.shape[1:]) ** 0.5)
+        g = torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(factor)
         self.steps += 1
+        lr, (b1, b2) = self.lr * lr_scale, self.betas
+        self.first.mul_(self.keep).add_(g).addcmul_(g, self.keep, value=-1)
+        self.second.mul_(b2).addcmul_(g, g, value=1 - b2)
+        spread = self.second.div(1 - b2**self.steps).sqrt_().add_(1e-8)
+        torch.div(self.first, spread, out=self.update).mul_(self.rate).mul_(lr / (1 - b1**self.steps))
+        if self.stacks:
+            # Nesterov: a step ahead along the fresh gradient.
+            ahead = torch.lerp(g, self.first, self.momentum)
+            offset = lambda v: v.storage_offset()
+            for stack in self.stacks:
+                rows = torch.stack([ahead[offset(v) : offset(v) + v.numel()].view(v.shape) for v in stack["grad"]])
+                torch._foreach_copy_(stack["update"], list((orthogonalize(rows).float() * (lr * stack["scale"])).unbind(0)))
+        self.master.addcmul_(self.master, self.wane, value=-lr).sub_(self.update)
         decay = min(self.ema, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self.average, self.masters, 1 - decay)
-        torch._foreach_copy_(self.params, self.masters)
+        self.average.lerp_(self.master, 1 - decay)
+        self.load_masters()
         return norm, note
 
     @torch.no_grad()
+    def _load(self, vector):
+        if self.half is not None:
+            self.half.copy_(vector[: self.n_half])
+        self.full.copy_(vector[self.n_half :])
+
     def load_average(self):
         """Put the averaged weights into the model (the masters stay)."""
-        torch._foreach_copy_(self.params, self.average)
+        self._load(self.average)
 
-    @torch.no_grad()
     def load_masters(self):
-        torch._foreach_copy_(self.params, self.masters)
+        self._load(self.master)
+
+    def average_of(self):
+        """The averaged value of every parameter, by its id."""
+        pieces = self.average.split([p.numel() for p in self.params])
+        return {id(p): v.view(p.shape) for p, v in zip(self.params, pieces)}
 
     def state(self):
-        """What a later run goes on from, as flat tensors: masters, average, Muon's velocity, AdamW's second moment."""
-        flat = lambda tensors, dtype: torch.cat([t.detach().to(dtype).flatten().cpu() for t in tensors])
-        second = [self.optimizer.state.get(m, {}).get("exp_avg_sq", torch.zeros_like(m)) for m in self.masters]
-        return dict(masters=flat(self.masters, torch.float32), average=flat(self.average, torch.bfloat16),
-                    velocity=flat([self.velocity.get(i, torch.zeros(0, device=m.device))
-                                   for i, m in enumerate(self.masters)], torch.bfloat16),
-                    second=flat([s for i, s in enumerate(second) if i not in self.velocity], torch.bfloat16),
-                    steps=torch.tensor([self.steps]))
+        """What a later run goes on from."""
+        half = lambda v: v.bfloat16().cpu()
+        return dict(masters=self.master.cpu(), average=half(self.average), first=half(self.first),
+                    second=half(self.second), steps=torch.tensor([self.steps]))
 
     @torch.no_grad()
     def restore(self, state):
-        def pieces(name, tensors):
-            return zip(tensors, state[name].float().split([t.numel() for t in tensors]))
-
-        for m, v in pieces("masters", self.masters):
-            m.copy_(v.view_as(m))
-        for m, v in pieces("average", self.average):
-            m.copy_(v.view_as(m))
-        for m, v in pieces("velocity", list(self.velocity.values())):
-            m.copy_(v.view_as(m))
+        for name, vector in (("masters", self.master), ("average", self.average), ("first", self.first),
+                             ("second", self.second)):
+            vector.copy_(state[name])
         self.steps = int(state["steps"][0])
-        for m, v in pieces("second", [m for i, m in enumerate(self.masters) if i not in self.velocity]):
-            self.optimizer.state[m] = dict(step=torch.tensor(float(self.steps), device=m.device),
-                                           exp_avg=torch.zeros_like(m), exp_avg_sq=v.view_as(m).to(m.device))
         self.load_masters()
 
 

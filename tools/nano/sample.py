@@ -63,7 +63,7 @@ def generate(codec, dit, text, vae, task, height, width, frames, prompts, pictur
     device = codec.device
     pool = argparse.Namespace(codec=codec, height=height, width=width, t=world.video_latents(frames),
                               a=world.audio_latents(frames), h=height // 16, w=width // 16, key=(height, width, frames))
-    conditioning = train_dit.Conditioning(dit, device)
+    conditioning = train_dit.Conditioning(dit, text, device)
     generator = torch.Generator(device).manual_seed(seed)
     groups = {}
     for i, ids in enumerate(data.encode_text(prompts)):

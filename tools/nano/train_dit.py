@@ -98,11 +98,18 @@ def start(dit, text):
             linear.weight.normal_(0, linear.weight.shape[1] ** -0.5)
 
 
+class Presentation:
+    """What all samples of one layout share."""
+
+    def __init__(self, layout, rotary, ids, rows):
+        self.layout, self.rotary, self.ids, self.rows = layout, rotary, ids, rows
+
+
 class Conditioning:
     """Layouts and presentations by geometry, cached."""
 
-    def __init__(self, dit, device):
-        self.dit, self.device, self.cache = dit, device, {}
+    def __init__(self, dit, text, device):
+        self.dit, self.text, self.device, self.cache = dit, text, device, {}
 
     def get(self, pool, task, prompt_length, anchors):
         key = (pool.key, task, prompt_length, anchors)
@@ -115,9 +122,12 @@ class Conditioning:
                 reference = (nets.REFERENCE_EDGE // 16,) * 2
             tags = head.tags + [nets.TEXT_TAG] * prompt_length
             layout = nets.Layout(self.dit, tags, pool.t, pool.h, pool.w, pool.a, anchors, reference, self.device)
-            positions = data.rotary_positions(head, prompt_length).to(self.device)
+            lm = self.text.model.language_model
+            rotary = nets.rotations(lm, lm.embed_tokens.weight[:1].detach(),
+                                    data.rotary_positions(head, prompt_length).to(self.device))
             ids = torch.tensor(head.ids, device=self.device, dtype=torch.long)
-            self.cache[key] = (layout, positions, ids)
+            rows = torch.tensor([i for i, t in enumerate(head.ids) if t == data.IMAGE_PAD], device=self.device)
+            self.cache[key] = Presentation(layout, rotary, ids, rows)
         return self.cache[key]
 
 
@@ -130,11 +140,11 @@ def condition_rows(codec, images):
     return nets.patchify(z).reshape(n, -1, 96)
 
 
-def predict(dit, text, layout, positions, head_ids, ids, images, rows, x_video, x_audio, t_video, t_audio, cores):
-    ids = torch.cat((head_ids.expand(ids.shape[0], -1), ids), dim=1)
-    hidden = nets.text_forward(text, ids, images, positions)
+def predict(dit, text, shown, ids, images, rows, x_video, x_audio, t_video, t_audio, cores):
+    ids = torch.cat((shown.ids.expand(ids.shape[0], -1), ids), dim=1)
+    hidden = nets.text_forward(text, ids, images, rows=shown.rows, rotary=shown.rotary)
     video = x_video if rows is None else torch.cat((rows, x_video), dim=1)
-    return nets.dit_forward(dit, video, x_audio, hidden, t_video, t_audio, layout, *cores)
+    return nets.dit_forward(dit, video, x_audio, hidden, t_video, t_audio, shown.layout, *cores)
 
 
 ANCHORS = (("first",), ("first",), ("last",), ("first", "last"))
@@ -147,7 +157,7 @@ def flow_loss(dit, text, pool, task, batch, conditioning, anchors, cores):
         images = images[:, [("first", "last").index(a) for a in anchors]]
     if images is not None:
         rows = condition_rows(codec, images)
-    layout, positions, head_ids = conditioning.get(pool, task, batch["ids"].shape[1], anchors)
+    shown = conditioning.get(pool, task, batch["ids"].shape[1], anchors)
     z, a = nets.patchify(batch["z"]), nets.audio_rows(batch["a"])
     n, device = z.shape[0], z.device
     # Stratified u: the share of the way to pure noise before the shift.
@@ -156,7 +166,7 @@ def flow_loss(dit, text, pool, task, batch, conditioning, anchors, cores):
     ev, ea = torch.randn_like(z), torch.randn_like(a)
     xv = (1 - sv)[:, None, None] * z + sv[:, None, None] * ev
     xa = (1 - sa)[:, None, None] * a + sa[:, None, None] * ea
-    pv, pa = predict(dit, text, layout, positions, head_ids, batch["ids"], images, rows, xv, xa, 1 - sv, 1 - sa, cores)
+    pv, pa = predict(dit, text, shown, batch["ids"], images, rows, xv, xa, 1 - sv, 1 - sa, cores)
     lv = (pv.float() - (z - ev)).square().mean()
     la = (pa.float() - (a - ea)).square().mean()
     return lv + 0.7 * la, lv, la
@@ -167,7 +177,7 @@ def sample(dit, text, pool, task, ids, steps, conditioning, generator=None, anch
            cores=(nets.block_core, nets.refiner_core)):
     """The pipeline's Euler loop for a batch with one layout; `steps` grid points, as `num_inference_steps` counts."""
     device, n = ids.device, ids.shape[0]
-    layout, positions, head_ids = conditioning.get(pool, task, ids.shape[1], anchors)
+    shown = conditioning.get(pool, task, ids.shape[1], anchors)
     rows = None if images is None else condition_rows(pool.codec, images)
     noise = lambda *shape: torch.randn(*shape, device=device, generator=generator)
     x = nets.patchify(noise(n, 24, pool.t, pool.h, pool.w))
@@ -176,7 +186,7 @@ def sample(dit, text, pool, task, ids, steps, conditioning, generator=None, anch
     sv, sa = nets.shifted(base, nets.VIDEO_SHIFT), nets.shifted(base, nets.AUDIO_SHIFT)
     for i in range(steps - 1):
         tv, ta = (1 - sv[i]).expand(n), (1 - sa[i]).expand(n)
-        pv, pa = predict(dit, text, layout, positions, head_ids, ids, images, rows, x, y, tv, ta, cores)
+        pv, pa = predict(dit, text, shown, ids, images, rows, x, y, tv, ta, cores)
         x = x + (sv[i] - sv[i + 1]) * pv.float()
         y = y + (sa[i] - sa[i + 1]) * pa.float()
     return (nets.unpatchify(x, pool.t, pool.h, pool.w),
@@ -186,8 +196,8 @@ def sample(dit, text, pool, task, ids, steps, conditioning, generator=None, anch
 def save_weights(dit, text, trainer, folder):
     """The averaged weights, as they are shipped."""
     trainer.load_average()
-    save_file({k: v.contiguous().cpu() for k, v in dit.state_dict().items()}, os.path.join(folder, "dit.safetensors"))
-    state = {k: v.to(torch.bfloat16).contiguous().cpu() for k, v in text.state_dict().items() if k != "lm_head.weight"}
+    save_file({k: v.cpu().clone() for k, v in dit.state_dict().items()}, os.path.join(folder, "dit.safetensors"))
+    state = {k: v.bfloat16().cpu().clone() for k, v in text.state_dict().items() if k != "lm_head.weight"}
     save_file(state, os.path.join(folder, "text_encoder.safetensors"))
     trainer.load_masters()
 
@@ -232,21 +242,25 @@ class Step:
         return flow_loss(self.dit, self.text, pool, task, batch, self.conditioning, anchors, self.cores)
 
 
+def compiled_cores():
+    """The block compiled, the small refiner not (its compilation takes longer than it saves)."""
+    return nets.compiled(nets.block_core, (0, (0, 1)), (1, (0,)), (2, (0,)), (3, (1,)), (4, (1,))), nets.refiner_core
+
+
 def build(device, dtype, args, reduce=None):
     dit, text = nets.build_dit(), freeze_unused(nets.build_text_encoder())
     start(dit, text)
-    dit.to(device), text.to(device)
-    muon = () if args.no_muon else optim.matrices(
-        *dit.transformer_blocks, dit.token_refiner, *text.model.language_model.layers, text.model.visual.blocks)
-    trainer = optim.Trainer([dit, text], args.lr, ema=args.ema, muon=muon, reduce=reduce)
-    nets.cast_like_checkpoint(dit, dtype)
-    text.to(dtype)
+    nets.cast_like_checkpoint(dit.to(device), dtype)
+    text.to(device=device, dtype=dtype)
+    muon = () if args.no_muon else optim.matrices(*dit.transformer_blocks, dit.token_refiner)
+    trainer = optim.Trainer([dit, text], args.lr, ema=args.ema, muon=muon, reduce=reduce, adam_scale=args.adam_scale)
     return dit, text, trainer
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--whole", action="store_true", help="--seconds includes reading and compiling")
     parser.add_argument("--weights", default="weights", help="folder of the code and the audio VAE")
     parser.add_argument("--out", default="weights")
     parser.add_argument("--state", default=None, help="path prefix for the training state")
@@ -254,9 +268,10 @@ def main():
     parser.add_argument("--since", type=float, default=None, help="where in the schedule this run starts (0 to 1)")
     parser.add_argument("--until", type=float, default=1.0, help="and where it ends")
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--adam-scale", type=float, default=0.6, help="AdamW's rate over Muon's")
     parser.add_argument("--ema", type=float, default=0.999)
-    parser.add_argument("--tokens", type=int, default=80_000, help="rows of packed sequence in a batch, per process")
+    parser.add_argument("--tokens", type=int, default=90_000, help="rows of packed sequence in a batch, per process")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-muon", action="store_true")
     parser.add_argument("--workers", type=int, default=5)
@@ -293,7 +308,7 @@ def main():
     progress = progress if args.since is None else args.since
     first = trainer.steps
     torch.manual_seed(args.seed + 1000 * rank + first)
-    conditioning = Conditioning(dit, device)
+    conditioning = Conditioning(dit, text, device)
     table = TOY_POOLS if args.toy else POOLS
     pools = [data.Pool(h, w, f, int(n * (1 if args.toy else args.scale)), codec, (early, late), workers,
                        args.seed * 100 + rank + 10 * first, chunk=16 if args.toy else 64 if f < 80 else 32)
@@ -306,10 +321,24 @@ def main():
     print(f"rank {rank} of {world_size}: ready after {time.time() - began:.1f} s, {len(trainer.params)} tensors", flush=True)
     cores = (nets.block_core, nets.refiner_core)
     if not args.no_compile and not args.toy:
-        cores = tuple(torch.compile(c, dynamic=True) for c in cores)
+        cores = compiled_cores()
     step = Step(dit, text, trainer, pools, conditioning, cores, args.tokens if not args.toy else 2000,
                 args.seed + first, rank)
-    clock = optim.Clock(args.seconds, progress, args.until, warmup=150, hold=0.45)
+    if not args.no_compile and not args.toy:
+        try:
+            step.loss(pools[0], "t2va", ())[0].backward()
+        except Exception as error:  # a compiler that is missing or fails costs speed, not the run
+            print("no compilation:", type(error).__name__, str(error)[:500], flush=True)
+            step.cores = (nets.block_core, nets.refiner_core)
+        for p in trainer.params:
+            p.grad = None
+        if device == "cuda":
+            torch.cuda.synchronize()
+        print(f"compiled after {time.time() - began:.1f} s", flush=True)
+        spent = time.time() - began if args.whole else 0.0
+    else:
+        spent = 0.0
+    clock = optim.Clock(args.seconds - spent, progress, args.until, warmup=150, hold=0.45)
     totals = {t: torch.zeros(3, device=device) for t in data.TASKS}
     mark, marks, seen, turn, saved = time.time(), 0, 0, 0, time.time()
     every = 5 if args.toy else 250

@@ -237,8 +237,7 @@ def train_encoder(args, device):
                   f"{error1.square().mean().sqrt().item():.4f} frame", flush=True)
             total, count = 0.0, 0
     trainer.load_average()
-    state = {k: v.half().contiguous().cpu() for k, v in vae.state_dict().items()
-             if k.startswith(("encoder.", "quant_conv."))}
+    state = {k: v.half().cpu().clone() for k, v in vae.state_dict().items() if k.startswith(("encoder.", "quant_conv."))}
     save_file(state, path)
 
 
@@ -295,28 +294,51 @@ def near(mask):
     return F.max_pool3d(F.max_pool3d(mask, (1, 9, 1), 1, (0, 4, 0)), (1, 1, 9), 1, (0, 0, 4))
 
 
-def pixel_loss(y, x, weight):
-    """`y`, `x`: tokens of normalized pixels; `weight` per pixel, mean 1.  The loss and the plain square error of the frames that count."""
-    diff = y.float() - x
-    kept = diff.detach().square() * (weight > 0)
-    return (weight * (4 * diff.square() + 0.5 * diff.abs())).mean(), kept.mean()
+class Windows:
+    """Rendered windows of one canvas, as codes and as bytes in the decoder's order; rendered once, drawn many times."""
+
+    def __init__(self, height, width, capacity, code):
+        self.height, self.width, self.capacity, self.code, self.n = height, width, capacity, code, 0
+        device, tokens = code.basis.device, 7 * height * width // 256
+        self.z = torch.empty(capacity, 24, 7, height // 16, width // 16, device=device)
+        self.pixels = torch.empty(capacity, tokens, 3072, device=device, dtype=torch.uint8)
+        self.near = torch.empty(capacity, tokens, 1024, device=device, dtype=torch.uint8)
+
+    def grow(self, rng, count):
+        count = min(count, self.capacity - self.n)
+        if count <= 0:
+            return
+        video, mask = render_window(rng, self.code.basis.device, self.height, self.width, count, with_mask=True)
+        # Windows start three frames early, and the third of five fades is thrown away: what a window keeps is WINDOW.
+        frames = video.new_zeros(count, 3, 28, self.height, self.width, dtype=torch.uint8)
+        weight = video.new_zeros(count, 1, 28, self.height, self.width, dtype=torch.uint8)
+        frames[:, :, nets.WINDOW] = (video * 255).round().byte()
+        weight[:, :, nets.WINDOW] = 1 + (near(mask) > 0).byte()  # 0: does not count, 1: background, 2: near a shape
+        rows = slice(self.n, self.n + count)
+        self.z[rows] = self.code.clip(world.normalize(video))
+        self.pixels[rows], self.near[rows] = nets.to_tokens(frames), nets.to_tokens(weight)
+        self.n += count
+
+    def draw(self, count):
+        index = torch.randint(0, self.n, (count,), device=self.z.device)
+        return self.z[index], self.pixels[index], self.near[index]
 
 
-def decoder_loss(vae, code, video, mask, noise, device, core, measure):
-    x = world.normalize(video)
-    z = code.clip(x)
-    # The decoder has to bear the errors of a diffusion model.
-    level = noise * torch.rand(z.shape[0], 1, 1, 1, 1, device=device).square()
-    z = z + level * torch.randn_like(z)
-    y = nets.decode_tokens(vae, z, core, torch.bfloat16 if device == "cuda" else torch.float32)
-    # Windows start three frames early, and the third of five fades is thrown away: what a window keeps is WINDOW.
-    frames = x.new_zeros(x.shape[0], 3, 28, *x.shape[3:])
-    frames[:, :, nets.WINDOW] = x
-    weight = x.new_zeros(x.shape[0], 1, 28, *x.shape[3:])
-    weight[:, :, nets.WINDOW] = 0.5 + 4 * near(mask)
-    weight = weight / weight.mean()
-    loss, square = measure(y, nets.to_tokens(frames), nets.to_tokens(weight).repeat(1, 1, 3))
-    return loss, square * 28 / 22
+def near(mask):
+    """Above 0 within four pixels of a shape."""
+    return F.max_pool3d(F.max_pool3d(mask, (1, 9, 1), 1, (0, 4, 0)), (1, 1, 9), 1, (0, 0, 4))
+
+
+def pixel_loss(y, pixels, near, mean, std):
+    """Decoder tokens `(n, k, 3072)` against bytes in the same order; the loss and the mean square error in [0, 1]."""
+    n, k, _ = y.shape
+    diff = y.view(n, k, 3, 1024).float() - (pixels.view(n, k, 3, 1024).float() / 255 - mean) / std
+    kind = near[:, :, None].float()
+    counts = (kind > 0).float()
+    weight = counts * (1.0 + 6.0 * (kind - 1.0))
+    loss = (weight * (4 * diff.square() + 0.5 * diff.abs())).sum() / (3 * weight.sum())
+    square = (counts * (diff * std).square()).sum() / (3 * counts.sum())
+    return loss, square.detach()
 
 
 def train_decoder(args, device):
@@ -329,33 +351,49 @@ def train_decoder(args, device):
     vae.requires_grad_(False)
     vae.decoder.requires_grad_(True)
     vae.post_quant_conv.requires_grad_(True)
-    trainer = optim.Trainer([vae], args.lr or 1.5e-3, ema=0.998, weight_decay=0.0, muon=optim.matrices(
-        vae.decoder.transformer_blocks))
+    trainer = optim.Trainer([vae], args.lr or 4e-3, ema=0.998, weight_decay=0.0, adam_scale=0.25,
+                            muon=optim.matrices(vae.decoder.transformer_blocks))
     core, measure = nets.vit_core, pixel_loss
     if args.compile:
-        core, measure = torch.compile(core, dynamic=True), torch.compile(measure, dynamic=True)
-    clock = optim.Clock(args.seconds, args.since, 1.0, warmup=100, hold=0.3)
+        core = nets.compiled(core, (0, (0, 1)), (1, (1,)), (2, (1,)))
+        measure = nets.compiled(measure, (0, (0, 1)), (1, (0, 1)), (2, (0, 1)))
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    mean, std = (torch.tensor(v, device=device).view(1, 1, 3, 1) for v in (world.PIXEL_MEAN, world.PIXEL_STD))
+    table = [(64, 64, 1)] if args.toy else CANVASES
+    most = 64 if args.toy else 2048  # windows of 256 x 256 pixels' worth, for the main canvas
+    stores = [Windows(h, w, int(most * min(1.0, share / 4) ** 0.5 * (65536 / (h * w)) ** 0.5 * 0.9) if share < 4 else most,
+                      code) for h, w, share in table]
+    shares = np.array([c[2] for c in table], dtype=np.float64)
+    for store in stores:
+        store.grow(rng, 16 if args.toy else 64)
+    clock = optim.Clock(args.seconds, args.since, 1.0, warmup=100, hold=0.4)
     total, count, saved, mark = 0.0, 0, time.time(), time.time()
 
     def save():
-        state = {k: v.clone() for k, v in vae.state_dict().items() if k.startswith(("decoder.", "post_quant_conv."))}
-        names = [n for n, p in vae.named_parameters() if p.requires_grad]
-        for name, value in zip(names, trainer.average):
-            state[name] = value
-        save_file({k: v.half().contiguous().cpu() for k, v in state.items()}, path + ".new")
+        average = trainer.average_of()
+        state = {n: average.get(id(p), p.detach()) for n, p in vae.named_parameters()
+                 if n.startswith(("decoder.", "post_quant_conv."))}
+        save_file({k: v.half().cpu().clone() for k, v in state.items()}, path + ".new")
         os.replace(path + ".new", path)
 
     while not clock.done():
-        h, w = canvas_of(rng, args.toy)
-        n = int(max(1, args.pixels // (h * w * 22)))
-        video, mask = render_window(rng, device, h, w, n, with_mask=True)
-        loss, square = decoder_loss(vae, code, video, mask, args.noise, device, core, measure)
+        store = stores[rng.choice(len(stores), p=shares / shares.sum())]
+        n = int(max(1, args.pixels // (store.height * store.width * 22)))
+        z, pixels, weight = store.draw(n)
+        # The decoder has to bear the errors of a diffusion model.
+        z = z + args.noise * torch.rand(n, 1, 1, 1, 1, device=device).square() * torch.randn_like(z)
+        loss, square = measure(nets.decode_tokens(vae, z, core, dtype), pixels, weight, mean, std)
         loss.backward()
         trainer.step(clock.scale(trainer.steps))
         total, count = total + square, count + 1
-        if trainer.steps % (500 if device == "cuda" else 10) == 0:
+        if trainer.steps % 8 == 0:
+            growing = [s for s in stores if s.n < s.capacity]
+            if growing:
+                min(growing, key=lambda s: s.n / s.capacity).grow(rng, 32)
+        if trainer.steps % (250 if device == "cuda" else 10) == 0:
             print(f"decoder step {trainer.steps} {clock.elapsed:.1f} s, PSNR "
-                  f"{-10 * np.log10(float(total) / count * 0.0509):.2f} dB, {count / (time.time() - mark):.1f} steps a second", flush=True)
+                  f"{-10 * np.log10(float(total) / count):.2f} dB, {count / (time.time() - mark):.1f} steps a second, "
+                  f"{sum(s.n for s in stores)} windows", flush=True)
             total, count, mark = 0.0, 0, time.time()
             if time.time() - saved > 60:
                 save()
@@ -434,7 +472,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=None)
     parser.add_argument("--pixels", type=float, default=None, help="pixels (all frames) in a batch")
-    parser.add_argument("--noise", type=float, default=0.3)
+    parser.add_argument("--noise", type=float, default=0.2)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--since", type=float, default=0.0, help="where in the schedule this run starts (0 to 1)")
     parser.add_argument("--compile", action="store_true")

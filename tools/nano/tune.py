@@ -52,13 +52,13 @@ def main():
     print(f"ready after {time.time() - start:.1f} s", flush=True)
 
     eager = (nets.block_core, nets.refiner_core)
-    fast = eager if args.toy else tuple(torch.compile(c, dynamic=True) for c in eager)
+    fast = eager if args.toy else train_dit.compiled_cores()
 
     def one(trial, cores, seconds, most=None):
         torch.manual_seed(1)
-        options = argparse.Namespace(lr=trial["lr"], no_muon=trial["no_muon"], ema=0.995)
+        options = argparse.Namespace(lr=trial["lr"], no_muon=trial["no_muon"], ema=0.995, adam_scale=trial.get("adam_scale", 1.0))
         dit, text, trainer = train_dit.build(device, dtype, options)
-        step = train_dit.Step(dit, text, trainer, pools, train_dit.Conditioning(dit, device), cores,
+        step = train_dit.Step(dit, text, trainer, pools, train_dit.Conditioning(dit, text, device), cores,
                               2000 if args.toy else trial["tokens"], 11, 0)
         clock = optim.Clock(seconds, warmup=100, hold=0.5)
         total, losses, norms = torch.zeros(2, device=device), [], []
