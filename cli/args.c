@@ -168,6 +168,8 @@ static const option_row rows[] = {
     {"--port", NULL, CMD_SERVE, K_INT, AT(serve.port), "N", "to listen on (8080), 0: a free one"},
     {"--data", NULL, CMD_SERVE, K_TEXT, AT(serve.data_dir), "DIR",
      "jobs, uploads and videos; default: a folder of yours"},
+    {"--db", NULL, CMD_SERVE, K_TEXT, AT(serve.db), "URL",
+     "postgresql://... : one queue for servers on many machines, --data on a shared path"},
     {"--api-key-file", NULL, CMD_SERVE, K_TEXT, AT(serve.api_key_file), "FILE",
      "the key that clients must send (or H3AV_API_KEY)"},
     {"--api-key", NULL, CMD_SERVE, K_TEXT, AT(serve.api_key), "KEY",

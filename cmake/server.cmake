@@ -20,14 +20,24 @@ file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/server_files.S CONTENT "${server_asm}"
 set_source_files_properties(${CMAKE_BINARY_DIR}/server_files.S PROPERTIES
                             OBJECT_DEPENDS "${server_asset_paths}")
 
+# A queue on PostgreSQL (--db), when libpq is there.
+pkg_check_modules(PQ IMPORTED_TARGET libpq)
+set(server_pg server/store_pg_absent.c)
+if(PQ_FOUND)
+    set(server_pg server/store_pg.c)
+endif()
+
 add_library(h3_server OBJECT server/body.c server/child.c server/content.c server/events.c
             server/fault.c server/http.c server/hub.c server/metrics.c server/multipart.c
             server/object.c server/page.c server/params.c server/routes.c server/server.c
-            server/store.c server/util.c server/worker.c server/worker_main.c
+            server/store.c ${server_pg} server/util.c server/worker.c server/worker_main.c
             ${CMAKE_BINARY_DIR}/server_files.S)
 target_include_directories(h3_server PUBLIC server include)
 target_link_libraries(h3_server PUBLIC PkgConfig::MHD PkgConfig::SQLITE PkgConfig::JANSSON
                       Threads::Threads)
+if(PQ_FOUND)
+    target_link_libraries(h3_server PUBLIC PkgConfig::PQ)
+endif()
 if(TARGET h3av)
     target_link_libraries(h3av PRIVATE h3_server)
 endif()

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "http.h"
+#include "store_pg.h"
 #include "worker.h"
 
 enum { KEY_BYTES_MAX = 4096, RETAIN_SECONDS = 60 };
@@ -148,6 +149,10 @@ static int check_opts(srv *s)
         srv_error("an option of serve is out of range: ports are 0 to 65535, limits positive");
         return 2;
     }
+    if (s->opts.db && (!srv_pg_is_url(s->opts.db) || !s->opts.data_dir)) {
+        srv_error("--db expects postgresql://..., and --data the folder that all servers share");
+        return 2;
+    }
     if (!srv_is_loopback(s->opts.host) && !s->api_key && !s->opts.allow_public) {
         srv_error("%s can be reached from other machines, and no key is set: give --api-key-file, "
                   "or --allow-public if everyone there may use this server",
@@ -249,6 +254,16 @@ static void sweep_jobs(srv *s)
     closedir(d);
 }
 
+static const char *host_name(void)
+{
+    static char name[64];
+
+    if (gethostname(name, sizeof name - 1) != 0 || !name[0]) return "host";
+    for (char *c = name; *c; c++)
+        if (*c == '/' || *c == '.') *c = '-';
+    return name;
+}
+
 static int open_data(srv *s)
 {
     char *path, *why = NULL;
@@ -256,18 +271,19 @@ static int open_data(srv *s)
 
     s->data_dir = s->opts.data_dir ? srv_copy(s->opts.data_dir) : default_data_dir();
     s->jobs_dir = srv_text("%s/jobs", s->data_dir);
-    s->spool_dir = srv_text("%s/spool", s->data_dir);
+    s->spool_dir = s->opts.db ? srv_text("%s/spool-%s-%d", s->data_dir, host_name(), (int)getpid())
+                              : srv_text("%s/spool", s->data_dir);
     if (!srv_make_dirs(s->jobs_dir)) {
         srv_error("the data folder cannot be used: %s: %s", s->jobs_dir, strerror(errno));
         return 3;
     }
-    if ((st = lock_data(s)) != 0) return st;
+    if (!s->opts.db && (st = lock_data(s)) != 0) return st;
     srv_remove_tree(s->spool_dir);
     if (!srv_make_dirs(s->spool_dir)) {
         srv_error("the data folder cannot be used: %s: %s", s->spool_dir, strerror(errno));
         return 3;
     }
-    path = srv_text("%s/jobs.sqlite", s->data_dir);
+    path = s->opts.db ? srv_copy(s->opts.db) : srv_text("%s/jobs.sqlite", s->data_dir);
     if (!srv_store_open(&s->store, path, &why)) {
         srv_error("%s", why);
         st = 3;
@@ -278,7 +294,7 @@ static int open_data(srv *s)
     n = srv_store_recover(s->store, srv_expiry(s));
     if (n < 0) return 3;
     if (n > 0) srv_log("%d interrupted videos go on", n);
-    sweep_jobs(s);
+    if (!srv_store_is_shared(s->store)) sweep_jobs(s); // other servers are at work in a shared one
     srv_retain(s);
     return 0;
 }
@@ -306,6 +322,7 @@ static void release(srv *s)
     srv_store_close(&s->store);
     if (s->listen_fd >= 0 && !s->daemon) close(s->listen_fd);
     if (s->lock_fd >= 0) close(s->lock_fd);
+    if (s->opts.db && s->spool_dir) srv_remove_tree(s->spool_dir); // its name is of this process
     srv_hub_free(&s->hub);
     free(s->data_dir);
     free(s->jobs_dir);

@@ -20,6 +20,8 @@ typedef struct srv_opts {
     const char *host;      ///< address to listen on
     int port;              ///< 0: any free one (printed)
     const char *data_dir;  ///< jobs, uploads and videos; NULL: a folder of the user's
+    const char *db;        ///< NULL: a file in data_dir; postgresql://...: a queue of many servers,
+                           ///< whose data_dir is one shared folder
     const char *api_key;   ///< clients send it as "Authorization: Bearer KEY"; NULL: none
     const char *api_key_file;
     bool allow_public;      ///< listen on a public address without a key

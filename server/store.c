@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store_pg.h"
+
 enum { N_READERS = 6, SCHEMA = 1 };
 
 struct srv_store {
+    srv_pg *pg; // not NULL: the jobs are in PostgreSQL, and nothing below is used
     sqlite3 *writer;
     pthread_mutex_t write;
     sqlite3 *reader[N_READERS];
@@ -144,6 +147,14 @@ bool srv_store_open(srv_store **out, const char *path, char **why)
     pthread_mutex_init(&s->write, NULL);
     pthread_mutex_init(&s->pool, NULL);
     pthread_cond_init(&s->is_idle, NULL);
+    if (srv_pg_is_url(path)) {
+        const bool ok = srv_pg_open(&s->pg, path, why);
+        if (ok)
+            *out = s;
+        else
+            srv_store_close(&s);
+        return ok;
+    }
     s->writer = open_one(path, true, why);
     if (!s->writer || !prepare_schema(s->writer, path, why)) {
         srv_store_close(&s);
@@ -166,6 +177,7 @@ void srv_store_close(srv_store **sp)
     srv_store *s = *sp;
 
     if (!s) return;
+    srv_pg_close(&s->pg);
     for (int i = 0; i < N_READERS; i++)
         sqlite3_close(s->reader[i]);
     sqlite3_close(s->writer);
@@ -298,6 +310,7 @@ static srv_result change(srv_store *s, const char *what, sqlite3_stmt *q)
 
 srv_result srv_store_get(srv_store *s, const char *id, srv_job *j)
 {
+    if (s->pg) return srv_pg_get(s->pg, id, j);
     sqlite3 *db = reader_take(s);
     const srv_result r = get_with(db, id, j);
 
@@ -308,6 +321,7 @@ srv_result srv_store_get(srv_store *s, const char *id, srv_job *j)
 srv_result srv_store_list(srv_store *s, const char *after, int limit, bool is_desc, srv_job **list,
                           int *n, bool *has_more)
 {
+    if (s->pg) return srv_pg_list(s->pg, after, limit, is_desc, list, n, has_more);
     sqlite3 *db = reader_take(s);
     sqlite3_stmt *q =
         prepare(db,
@@ -343,6 +357,7 @@ srv_result srv_store_list(srv_store *s, const char *after, int limit, bool is_de
 
 int srv_store_ahead(srv_store *s, int64_t seq)
 {
+    if (s->pg) return srv_pg_ahead(s->pg, seq);
     sqlite3 *db = reader_take(s);
     sqlite3_stmt *q =
         prepare(db, "SELECT count(*) FROM jobs WHERE status = 0 AND seq < ?", "i", seq);
@@ -356,6 +371,7 @@ int srv_store_ahead(srv_store *s, int64_t seq)
 
 srv_result srv_store_counts(srv_store *s, srv_counts *c)
 {
+    if (s->pg) return srv_pg_counts(s->pg, c);
     sqlite3 *db = reader_take(s);
     sqlite3_stmt *q =
         prepare(db, "SELECT status, count(*), sum(bytes) FROM jobs GROUP BY status", "");
@@ -436,6 +452,7 @@ static srv_result create_locked(srv_store *s, srv_job *j, int max_queue, const c
 
 srv_result srv_store_create(srv_store *s, srv_job *j, int max_queue, const char *key, uint64_t hash)
 {
+    if (s->pg) return srv_pg_create(s->pg, j, max_queue, key, hash);
     srv_result r = SRV_OK;
 
     pthread_mutex_lock(&s->write);
@@ -454,6 +471,7 @@ srv_result srv_store_create(srv_store *s, srv_job *j, int max_queue, const char 
 
 srv_result srv_store_claim(srv_store *s, srv_job *j)
 {
+    if (s->pg) return srv_pg_claim(s->pg, j);
     sqlite3_stmt *q;
     srv_result r = SRV_NO_JOB;
     int rc;
@@ -497,6 +515,7 @@ srv_result srv_store_claim(srv_store *s, srv_job *j)
 srv_result srv_store_planned(srv_store *s, const char *id, int width, int height, int frames,
                              int steps)
 {
+    if (s->pg) return srv_pg_planned(s->pg, id, width, height, frames, steps);
     CHANGE("plan", "UPDATE jobs SET width = ?, height = ?, frames = ?, steps = ? WHERE id = ?",
            "iiiis", (int64_t)width, (int64_t)height, (int64_t)frames, (int64_t)steps, id);
 }
@@ -505,6 +524,8 @@ srv_result srv_store_finish(srv_store *s, const char *id, srv_status status, con
                             const char *message, const char *result, const char *warnings,
                             int64_t bytes, int64_t expires)
 {
+    if (s->pg)
+        return srv_pg_finish(s->pg, id, status, code, message, result, warnings, bytes, expires);
     CHANGE("finish",
            "UPDATE jobs SET status = ?, completed = ?, expires = ?, error_code = ?,"
            " error_message = ?, result = ?, warnings = ?, bytes = ? WHERE id = ? AND status = 1",
@@ -514,6 +535,7 @@ srv_result srv_store_finish(srv_store *s, const char *id, srv_status status, con
 
 srv_result srv_store_cancel_queued(srv_store *s, const char *id, int64_t expires)
 {
+    if (s->pg) return srv_pg_cancel_queued(s->pg, id, expires);
     CHANGE("cancel",
            "UPDATE jobs SET status = 4, completed = ?, expires = ? WHERE id = ? AND status = 0",
            "iis", srv_unix(), expires, id);
@@ -521,21 +543,25 @@ srv_result srv_store_cancel_queued(srv_store *s, const char *id, int64_t expires
 
 srv_result srv_store_ask_cancel(srv_store *s, const char *id)
 {
+    if (s->pg) return srv_pg_ask_cancel(s->pg, id);
     CHANGE("cancel", "UPDATE jobs SET cancel = 1 WHERE id = ? AND status = 1", "s", id);
 }
 
 srv_result srv_store_requeue(srv_store *s, const char *id)
 {
+    if (s->pg) return srv_pg_requeue(s->pg, id);
     CHANGE("requeue", "UPDATE jobs SET status = 0 WHERE id = ? AND status = 1", "s", id);
 }
 
 srv_result srv_store_delete(srv_store *s, const char *id)
 {
+    if (s->pg) return srv_pg_delete(s->pg, id);
     CHANGE("delete", "DELETE FROM jobs WHERE id = ?", "s", id);
 }
 
 int srv_store_recover(srv_store *s, int64_t expires)
 {
+    if (s->pg) return srv_pg_recover(s->pg, expires);
     int n = 0;
     srv_result r;
 
@@ -560,6 +586,7 @@ int srv_store_recover(srv_store *s, int64_t expires)
 srv_result srv_store_expired(srv_store *s, int64_t now, int keep, uint64_t keep_bytes,
                              char (**ids)[SRV_ID_LEN], int *n)
 {
+    if (s->pg) return srv_pg_expired(s->pg, now, keep, keep_bytes, ids, n);
     enum { MOST = 256 };
     sqlite3 *db = reader_take(s);
     sqlite3_stmt *q = prepare(db,
@@ -590,6 +617,7 @@ srv_result srv_store_expired(srv_store *s, int64_t now, int keep, uint64_t keep_
 
 srv_result srv_store_ping(srv_store *s)
 {
+    if (s->pg) return srv_pg_ping(s->pg);
     srv_result r = SRV_OK;
 
     pthread_mutex_lock(&s->write);
@@ -597,4 +625,14 @@ srv_result srv_store_ping(srv_store *s)
         r = failed(s->writer, "ping");
     pthread_mutex_unlock(&s->write);
     return r;
+}
+
+void srv_store_watch(srv_store *s, void (*stop)(void *user, const char *id), void *user)
+{
+    if (s->pg) srv_pg_watch(s->pg, stop, user);
+}
+
+bool srv_store_is_shared(const srv_store *s)
+{
+    return s->pg != NULL;
 }

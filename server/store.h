@@ -60,7 +60,8 @@ typedef enum srv_result {
 
 typedef struct srv_store srv_store;
 
-/** Opens or makes the database. On failure *why is a malloc'd sentence. */
+/** Opens or makes the database: a file, or postgresql://... for a queue that several servers share
+ *  (store_pg.h). On failure *why is a malloc'd sentence. */
 bool srv_store_open(srv_store **out, const char *path, char **why);
 void srv_store_close(srv_store **s);
 
@@ -107,5 +108,11 @@ typedef struct srv_counts {
 srv_result srv_store_counts(srv_store *s, srv_counts *c);
 /** Can it be written? For /ready. */
 srv_result srv_store_ping(srv_store *s);
+
+
+/** Do other servers use the same jobs, and so the same folders? */
+bool srv_store_is_shared(const srv_store *s);
+/** Calls stop with jobs that run here and must not: see srv_pg_watch. Does nothing for a file. */
+void srv_store_watch(srv_store *s, void (*stop)(void *user, const char *id), void *user);
 
 #endif

@@ -391,6 +391,16 @@ static void count(srv *s, const outcome *r, double seconds)
     pthread_mutex_unlock(&m->lock);
 }
 
+/* SRV_NO_JOB may also mean that the job is another server's by now; its folder is, too. */
+static bool is_deleted(srv *s, const char *id)
+{
+    srv_job j;
+    const srv_result r = srv_store_get(s->store, id, &j);
+
+    if (r == SRV_OK) srv_job_free(&j);
+    return r == SRV_NO_JOB;
+}
+
 /* Stores the end. While the database cannot be written (disk full) the job stays in progress and is
  * tried again: an end that is not stored would be forgotten by the next start. */
 static void store_end(srv_worker *w, const srv_job *j, const char *dir, const outcome *r)
@@ -407,10 +417,12 @@ static void store_end(srv_worker *w, const srv_job *j, const char *dir, const ou
         for (int k = 0; k < 20 && !srv_hub_is_stopping(&s->hub); k++)
             usleep(100000);
     }
-    if (st == SRV_NO_JOB) // deleted while it ran
+    if (st != SRV_NO_JOB)
+        clean_up(dir, r);
+    else if (is_deleted(s, j->id)) // while it ran
         srv_remove_tree(dir);
     else
-        clean_up(dir, r);
+        srv_log("%s: another server has taken it over", j->id);
 }
 
 static void run_job(srv_worker *w, srv_job *j)
@@ -490,8 +502,14 @@ static void *work(void *user)
     return NULL;
 }
 
+static void stop_job(void *user, const char *id)
+{
+    srv_workers_cancel(user, id);
+}
+
 bool srv_workers_start(srv *s)
 {
+    srv_store_watch(s->store, stop_job, s);
     for (int i = 0; i < s->n_workers; i++) {
         srv_worker *w = &s->worker[i];
         w->s = s;
