@@ -366,7 +366,8 @@ h3_status h3_dit_open(h3_dit **out, h3_checkpoint *ck, h3_dev *d)
     *out = NULL;
     if (!m) return h3_fail(H3_E_NOMEM, "no memory for the DiT");
     m->dev = d;
-    m->mlp_band = 8192; // enough rows that reading fc1 and fc2 again does not show
+    /* Enough rows that reading fc1 and fc2 again does not show; a GPU reads faster than it fills. */
+    m->mlp_band = d->mem == H3_DEVICE ? 16384 : 8192;
     m->norm_eps = m->qk_norm_eps = m->final_norm_eps = 1e-5f;
     if ((st = open_into(m, ck)) != H3_OK) {
         h3_dit_close(&m);

@@ -55,10 +55,10 @@ h3_status h3_cuda_quantise(h3_dev *d, h3_tensor x)
 /* Large bf16 products without a bias, under math fp8. */
 static bool is_fp8(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w)
 {
-    const int64_t K = w->cols;
+    const int64_t K = w->cols, S = d->whole_rows ? d->whole_rows : h3_n_rows(x);
 
     if (d->backend->math != H3_CUDA_FP8 || x.dtype != H3_BF16 || y.dtype != H3_BF16) return false;
-    if (!h3_is_null(w->bias) || h3_n_rows(x) < FP8_ROWS || K % 16 || K > 32768) return false;
+    if (!h3_is_null(w->bias) || S < FP8_ROWS || K % 16 || K > 32768) return false;
     for (int i = 0; i < w->n_parts; i++)
         if (w->part[i].rows % 16) return false;
     return (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0;

@@ -21,10 +21,12 @@ static h3_status offer_fp8(h3_dev *d, h3_tensor y, void **q, float **qs)
 {
     h3_backend *b = d->backend;
     const int64_t S = h3_n_rows(y), C = y.ne[y.rank - 1];
+    const int64_t whole = d->whole_rows ? d->whole_rows : S;
 
     *q = NULL;
     *qs = NULL;
-    if (b->math != H3_CUDA_FP8 || y.dtype != H3_BF16 || S < 1536 || C % 16) return H3_OK;
+    if (b->math != H3_CUDA_FP8 || y.dtype != H3_BF16 || whole < 1536 || C % 16 || S == 0)
+        return H3_OK;
     H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * C)));
     H3_TRY(h3_cuda_grow(d, &b->quant[1], (size_t)S * sizeof(float)));
     *q = b->quant[0].p;

@@ -1,0 +1,619 @@
+/**
+ * How fast a CUDA device runs the released shapes, on random numbers and without files: single
+ * operations with their share of the hardware, whole denoising steps, tiles and a clip of the video
+ * decoder, sound, the conditioner. One JSON object a line, to standard output.
+ *
+ *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load]
+ *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R]
+ *
+ * All layers of a stack share one set of weights, which is far larger than the cache: the time of fifty
+ * layers needs the memory of one.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "attention.h"
+#include "audio_vae.h"
+#include "cuda.h"
+#include "dit.h"
+#include "encoder_text.h"
+#include "half.h"
+#include "synth.h"
+#include "video_vae_net.h"
+
+#ifdef H3_BENCH_TINY // to see that the program runs, on the emulated device
+enum { C = 96, HEADS = 4, HEAD = 32, FFN = 80, N_TEXT = 16, IS_TINY = 1 };
+enum { ENC_W = 64, ENC_Q = 4, ENC_K = 2, ENC_D = 16, ENC_F = 96, ENC_VOCAB = 64 };
+#else
+enum { C = 5376, HEADS = 56, HEAD = 128, FFN = 14336, N_TEXT = 128, IS_TINY = 0 };
+enum { ENC_W = 5120, ENC_Q = 64, ENC_K = 8, ENC_D = 128, ENC_F = 25600, ENC_VOCAB = 1024 };
+#endif
+enum { INNER = HEADS * HEAD };
+
+typedef struct options {
+    const char *math, *what;
+    int64_t rows[8], tiles[8];
+    int n_rows, n_tiles, layers, repeat;
+} options;
+
+static h3_dev *d;
+static options o = {.math = "auto",
+                    .what = "ops,dit,vae,audio,encoder",
+                    .rows = {3342, 14972, 39614},
+                    .tiles = {1, 4, 12},
+                    .n_rows = 3,
+                    .n_tiles = 3,
+                    .layers = 50,
+                    .repeat = 3};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#define MUST(expr)                                                              \
+    do {                                                                        \
+        if ((expr) != H3_OK) {                                                  \
+            printf("{\"error\": \"%s: %s\"}\n", #expr, h3_error());             \
+            fflush(stdout);                                                     \
+            exit(1);                                                            \
+        }                                                                       \
+    } while (0)
+
+/* ---------------------------------------------------------------- random tensors */
+
+/* Uniform in [-scale, scale], from one pool of numbers repeated. */
+static h3_tensor random_tensor(h3_dtype t, float scale, int rank, const int64_t *ne)
+{
+    enum { POOL = 1 << 22 };
+    static float *pool;
+    h3_tensor x;
+    const size_t size = h3_dtype_bytes(t);
+
+    MUST(h3_dev_alloc(d, &x, t, rank, ne));
+    if (!pool) {
+        uint32_t s = 1;
+        pool = malloc(POOL * sizeof *pool);
+        for (int i = 0; i < POOL; i++) {
+            s = s * 1664525u + 1013904223u;
+            pool[i] = (float)(int32_t)s * 0x1p-31f;
+        }
+    }
+    unsigned char *part = malloc(POOL * size);
+    for (int i = 0; i < POOL; i++) {
+        if (t == H3_F32)
+            ((float *)(void *)part)[i] = pool[i] * scale;
+        else
+            ((uint16_t *)(void *)part)[i] = h3_f32_to_bf16(pool[i] * scale);
+    }
+    const int64_t n = h3_numel(x);
+    for (int64_t i = 0; i < n; i += POOL - 64) // not a power of two: no two rows alike
+        MUST(d->upload(d, (char *)x.data + (size_t)i * size, part,
+                       (size_t)(n - i < POOL - 64 ? n - i : POOL - 64) * size));
+    free(part);
+    return x;
+}
+
+#define NE(...) \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
+
+static h3_weight random_weight(h3_dtype t, int64_t rows, int64_t cols)
+{
+    const h3_tensor x = random_tensor(t, 0.02f, NE(rows, cols));
+    h3_weight w = {.name = "bench", .rows = rows, .cols = cols, .n_parts = 1};
+
+    w.part[0] = (h3_weight_part){.dev = x.data,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .full_rows = rows,
+                                 .row_bytes = (size_t)cols * h3_dtype_bytes(t),
+                                 .bytes = (size_t)(rows * cols) * h3_dtype_bytes(t),
+                                 .encoding = t == H3_F32 ? H3_ENC_F32 : H3_ENC_BF16,
+                                 .global = 1};
+    return w;
+}
+
+static void free_weight(h3_weight *w)
+{
+    h3_dev_weight_free(d, w);
+    d->dealloc(d, w->part[0].dev);
+}
+
+static h3_tensor indices(int64_t n, int64_t first, int64_t below)
+{
+    int32_t *p = malloc((size_t)n * sizeof *p);
+    h3_tensor t;
+
+    for (int64_t i = 0; i < n; i++)
+        p[i] = (int32_t)(below ? i % below : first + i);
+    MUST(h3_dev_alloc(d, &t, H3_I32, 1, &n));
+    MUST(h3_dev_upload(d, t, p));
+    free(p);
+    return t;
+}
+
+/* ---------------------------------------------------------------- operations */
+
+/* Least seconds of `call` over repetitions that fill some milliseconds. */
+#define TIME(best, call)                                          \
+    do {                                                          \
+        best = 1e30;                                              \
+        MUST(call);                                               \
+        MUST(h3_dev_sync(d));                                     \
+        for (int rep_ = 0; rep_ < o.repeat; rep_++) {             \
+            const double t0_ = now();                             \
+            for (int k_ = 0; k_ < 5; k_++)                        \
+                MUST(call);                                       \
+            MUST(h3_dev_sync(d));                                 \
+            const double t_ = (now() - t0_) / 5;                  \
+            best = t_ < best ? t_ : best;                         \
+        }                                                         \
+    } while (0)
+
+static double limit_of_layer; ///< products and attention of the rows last timed, seconds
+
+static void report_op(const char *name, int64_t rows, double s, double flop, double bytes)
+{
+    printf("{\"what\": \"op\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, \"ms\": %.4f, "
+           "\"tflops\": %.1f, \"gbs\": %.0f}\n",
+           name, o.math, (long long)rows, 1e3 * s, flop / s * 1e-12, bytes / s * 1e-9);
+    fflush(stdout);
+}
+
+static double time_product(const char *name, int64_t S, int64_t n, int64_t k)
+{
+    h3_weight w = random_weight(H3_BF16, n, k);
+    h3_tensor x = random_tensor(H3_BF16, 1, NE(S, k)), y;
+    const int64_t ne[2] = {S, n};
+    double best;
+
+    MUST(h3_dev_alloc(d, &y, H3_BF16, 2, ne));
+    TIME(best, d->ops->gemm(d, y, x, &w, H3_ACT_NONE));
+    report_op(name, S, best, 2.0 * (double)S * (double)n * (double)k,
+              2.0 * (double)(S * (n + k) + n * k));
+    free_weight(&w);
+    h3_dev_free(d, &x);
+    h3_dev_free(d, &y);
+    return best;
+}
+
+static void bench_ops(int64_t S)
+{
+    const double s = (double)S;
+    double best, sum = 0;
+    const int32_t cu[2] = {0, (int32_t)S};
+    const h3_ops *op = d->ops;
+
+    sum += time_product("qkv", S, 3 * INNER, C);
+    sum += time_product("out", S, C, INNER);
+    sum += time_product("fc1", S, 2 * FFN, C);
+    sum += time_product("fc2", S, C, FFN);
+
+    h3_tensor qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER));
+    h3_tensor a = random_tensor(H3_BF16, 1, NE(S, INNER));
+    const h3_qkv p = h3_attention_split(qkv, HEADS, HEAD, true);
+    TIME(best, op->attention(d, h3_view_3d(a, S, HEADS, HEAD), p.q, p.k, p.v, 0.08838835f, cu, 1, false));
+    report_op("attention", S, best, 4.0 * s * s * INNER, 2.0 * s * 4 * INNER);
+    limit_of_layer = sum + best;
+
+    h3_tensor g = random_tensor(H3_F32, 1, NE(HEAD)), cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
+    TIME(best, op->head_norm_rope(d, p.q, g, 1e-5f, false, cos, cos));
+    report_op("head_norm_rope", S, best, 0, 4.0 * s * INNER);
+    h3_dev_free(d, &qkv);
+    h3_dev_free(d, &a);
+
+    h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
+    h3_tensor mod = random_tensor(H3_BF16, 0.1f, NE(12, 6, C)), row = indices(S, 0, 12);
+    h3_tensor gain = random_tensor(H3_F32, 1, NE(C));
+    TIME(best, op->rms_norm_mod(d, h, x, gain, 1e-5f, mod, 0, 1, row));
+    report_op("rms_norm_mod", S, best, 0, 4.0 * s * C);
+    TIME(best, op->gate_add(d, x, h, mod, 2, row));
+    report_op("gate_add", S, best, 0, 6.0 * s * C);
+    h3_dev_free(d, &x);
+    h3_dev_free(d, &h);
+    h3_tensor both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN));
+    h3_tensor f = random_tensor(H3_BF16, 1, NE(S, FFN));
+    TIME(best, op->silu_mul(d, f, h3_slice(both, 1, 0, FFN), h3_slice(both, 1, FFN, FFN)));
+    report_op("silu_mul", S, best, 0, 6.0 * s * FFN);
+    h3_dev_free(d, &both);
+    h3_dev_free(d, &f);
+    h3_dev_free(d, &mod);
+    h3_dev_free(d, &row);
+    h3_dev_free(d, &gain);
+    h3_dev_free(d, &g);
+    h3_dev_free(d, &cos);
+}
+
+/* ---------------------------------------------------------------- a denoising step */
+
+static h3_dit *make_dit(void)
+{
+    h3_dit *m = calloc(1, sizeof *m);
+    h3_dit_block b = {.norm1 = random_tensor(H3_F32, 1, NE(C)),
+                      .norm2 = random_tensor(H3_F32, 1, NE(C)),
+                      .q_norm = random_tensor(H3_F32, 1, NE(HEAD)),
+                      .k_norm = random_tensor(H3_F32, 1, NE(HEAD)),
+                      .qkv = random_weight(H3_BF16, 3 * INNER, C),
+                      .out = random_weight(H3_BF16, C, INNER),
+                      .fc1 = random_weight(H3_BF16, 2 * FFN, C),
+                      .fc2 = random_weight(H3_BF16, C, FFN)};
+
+    m->dev = d;
+    m->dims = (h3_dit_dims){.hidden = C,
+                            .n_heads = HEADS,
+                            .head_dim = HEAD,
+                            .inner = INNER,
+                            .ffn = FFN,
+                            .n_layers = o.layers,
+                            .video_cols = 96,
+                            .audio_cols = 32,
+                            .rope_freqs = HEAD / 8};
+    m->norm_eps = m->qk_norm_eps = m->final_norm_eps = 1e-5f;
+    m->mlp_band = 16384;
+    b.qkv.interleaved = true;
+    m->edge.video_proj = random_weight(H3_F32, C, 96);
+    m->edge.audio_proj = random_weight(H3_F32, C, 32);
+    m->edge.video_out = random_weight(H3_F32, 96, C);
+    m->edge.audio_out = random_weight(H3_F32, 32, C);
+    m->edge.final_norm = random_tensor(H3_F32, 1, NE(C));
+    m->block = calloc((size_t)o.layers, sizeof *m->block);
+    for (int i = 0; i < o.layers; i++)
+        m->block[i] = b;
+    return m;
+}
+
+/* What a backend hangs on a weight in use is shared too: every layer must see it. */
+static void share_packed(h3_dit *m)
+{
+    for (int i = 1; i < o.layers; i++) {
+        m->block[i].qkv.packed = m->block[0].qkv.packed;
+        m->block[i].out.packed = m->block[0].out.packed;
+        m->block[i].fc1.packed = m->block[0].fc1.packed;
+        m->block[i].fc2.packed = m->block[0].fc2.packed;
+    }
+}
+
+static h3_dit_state *make_state(const h3_dit *m, int64_t S)
+{
+    h3_dit_state *s = calloc(1, sizeof *s);
+    const int64_t n_audio = S > 1024 ? 240 : 40, n_video = S - N_TEXT - n_audio, L = m->dims.n_layers;
+
+    s->dev = d;
+    s->act = H3_BF16;
+    s->n_rows = S;
+    s->n_video = n_video;
+    s->n_audio = n_audio;
+    s->n_text = N_TEXT;
+    s->n_steps = 1;
+    s->n_timesteps = 4;
+    s->text = random_tensor(H3_BF16, 1, NE(N_TEXT, C));
+    s->cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
+    s->sin = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
+    s->mod = random_tensor(H3_BF16, 0.1f, NE(L, 12, 6, C));
+    s->final_mod = random_tensor(H3_BF16, 0.1f, NE(4, 2, C));
+    s->text_idx = indices(N_TEXT, 0, 0);
+    s->audio_idx = indices(n_audio, N_TEXT, 0);
+    s->video_idx = indices(n_video, N_TEXT + n_audio, 0);
+    s->mod_row = h3_view_2d(indices(S, 0, 12), 1, S);
+    s->time_row = h3_view_2d(indices(S, 0, 4), 1, S);
+    s->cu = calloc(2, sizeof *s->cu);
+    s->cu[1] = (int32_t)S;
+    s->n_documents = 1;
+    s->own = (h3_dit_share){.n = S};
+    s->own_text = (h3_dit_share){.n = N_TEXT};
+    s->own_audio = (h3_dit_share){.n = n_audio};
+    s->own_video = (h3_dit_share){.n = n_video};
+    return s;
+}
+
+static size_t dit_scratch(int64_t S)
+{
+    const int64_t band = S < 16384 ? S : 16384;
+    return (size_t)(2 * S * (2 * C + 4 * INNER) + 2 * band * 3 * FFN + 4 * S * C) + (64u << 20);
+}
+
+static void bench_dit(h3_dit *m, int64_t S)
+{
+    h3_dit_state *s = make_state(m, S);
+    h3_tensor v = random_tensor(H3_F32, 1, NE(s->n_video, 96)), v2 = random_tensor(H3_F32, 1, NE(s->n_video, 96));
+    h3_tensor a = random_tensor(H3_F32, 1, NE(s->n_audio, 32)), a2 = random_tensor(H3_F32, 1, NE(s->n_audio, 32));
+    const int layers = (int)m->dims.n_layers;
+    double first = 0, best = 1e30, t0;
+    uint64_t before;
+
+    h3_dev_scratch_drop(d);
+    MUST(h3_dev_scratch(d, dit_scratch(S)));
+    /* One layer first: algorithms, plans and quantised weights are found once. */
+    m->dims.n_layers = 1;
+    t0 = now();
+    MUST(h3_dit_forward(d, m, s, 0, v2, a2, v, a));
+    MUST(h3_dev_sync(d));
+    first = now() - t0;
+    m->dims.n_layers = layers;
+    share_packed(m);
+    before = d->backend->counts[H3_CUDA_N_LAUNCHES];
+    for (int i = 0; i < o.repeat; i++) {
+        h3_dev_counters_reset(d);
+        t0 = now();
+        MUST(h3_dit_forward(d, m, s, 0, v2, a2, v, a));
+        const double enqueued = now() - t0;
+        MUST(h3_dev_sync(d));
+        const double t = now() - t0;
+        best = t < best ? t : best;
+        if (i == 0) {
+            uint64_t calls = 0;
+            double flop = 0;
+            for (int k = 0; k < H3_OP_COUNT; k++) {
+                calls += d->stat[k].calls;
+                flop += d->stat[k].flops;
+            }
+            printf("{\"what\": \"dit_calls\", \"rows\": %lld, \"operations\": %llu, "
+                   "\"own_kernels\": %llu, \"tflop\": %.2f, \"enqueue_s\": %.4f, \"first_layer_s\": %.2f}\n",
+                   (long long)S, (unsigned long long)calls,
+                   (unsigned long long)(d->backend->counts[H3_CUDA_N_LAUNCHES] - before),
+                   flop * 1e-12, enqueued, first);
+        }
+    }
+    printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, \"s\": %.4f, "
+           "\"s_50_layers\": %.4f, \"library_limit_s_50\": %.4f, \"share_of_limit\": %.3f, "
+           "\"peak_gib\": %.2f}\n",
+           o.math, (long long)S, layers, best, best * 50 / layers, limit_of_layer * 50,
+           limit_of_layer * layers / best, (double)d->backend->peak / 1073741824);
+    fflush(stdout);
+    h3_tensor *const all[] = {&s->text, &s->cos,   &s->sin, &s->mod, &s->final_mod, &s->text_idx,
+                              &s->audio_idx, &s->video_idx, &s->mod_row, &s->time_row, &v, &v2, &a, &a2};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        h3_dev_free(d, all[i]);
+    free(s->cu);
+    free(s);
+}
+
+/* ---------------------------------------------------------------- decoders */
+
+static h3_checkpoint *synthetic(h3_role role, int layers)
+{
+    const char *tmp = getenv("TMPDIR");
+    const h3_synth_opts so = {.layers = layers, .seed = 1, .is_tiny = IS_TINY};
+    h3_checkpoint *ck = NULL;
+    char path[256];
+
+    snprintf(path, sizeof path, "%s/h3av-gpu-bench-%d-%d.safetensors", tmp ? tmp : "/tmp", (int)role,
+             (int)getpid());
+    MUST(h3_synth_write(path, role, &so));
+    MUST(h3_ckpt_open(&ck, path, role, NULL));
+    unlink(path); // the map keeps the bytes
+    return ck;
+}
+
+static h3_status drop_frames(void *user, int64_t first, h3_tensor frames)
+{
+    (void)user, (void)first, (void)frames;
+    return H3_OK;
+}
+
+static void decode(h3_video_vae *v, const char *name, int64_t t, int64_t h, int64_t w, int tiles,
+                   h3_dtype act, int repeat)
+{
+    const int64_t ne[4] = {24, t, h, w};
+    const h3_video_decode_opts opts = {.act = act, .tiles_in_flight = tiles};
+    float *z = calloc((size_t)(24 * t * h * w), sizeof *z);
+    double best = 1e30, first = 0;
+    size_t bytes;
+
+    for (int64_t i = 0; i < 24 * t * h * w; i++)
+        z[i] = (float)(i % 11 - 5) * 0.2f;
+    h3_dev_scratch_drop(d);
+    MUST(h3_video_vae_decode_bytes(d, v, t, h, w, &opts, &bytes));
+    MUST(h3_dev_scratch(d, bytes));
+    for (int i = 0; i < repeat + 1; i++) {
+        const double t0 = now();
+        MUST(h3_video_vae_decode(d, v, h3_host_tensor(z, H3_F32, 4, ne), &opts, drop_frames, NULL));
+        const double s = now() - t0;
+        if (i == 0) first = s;
+        if (i > 0 && s < best) best = s;
+    }
+    printf("{\"what\": \"%s\", \"math\": \"%s\", \"act\": \"%s\", \"tiles_in_flight\": %d, \"s\": %.5f, "
+           "\"first_s\": %.3f, \"scratch_gib\": %.2f}\n",
+           name, o.math, h3_dtype_name(act), tiles, best, first, (double)bytes / 1073741824);
+    fflush(stdout);
+    free(z);
+}
+
+static void bench_vae(bool has_clip)
+{
+    enum { SIDE = IS_TINY ? 3 : 16 }; // latent cells of a tile
+    h3_checkpoint *ck = synthetic(H3_ROLE_VIDEO_VAE, 1);
+    h3_video_vae *v = NULL;
+
+    MUST(h3_video_vae_open(&v, d, ck, H3_VIDEO_VAE_DECODER));
+    /* 36 layers of the one there is; the store brings it once, and proj_out, whose group moves. */
+    MUST(h3_store_acquire(v->dec.store, 1));
+    MUST(h3_store_acquire(v->dec.store, 2));
+    vit_block *deep = calloc(36, sizeof *deep);
+    for (int i = 0; i < 36; i++)
+        deep[i] = v->dec.block[0];
+    v->dec.block = deep;
+    v->geo.n_layers = 36;
+    for (int k = 0; k < 2; k++) {
+        const h3_dtype act = k ? H3_F32 : H3_BF16;
+        v->geo.n_layers = 1;
+        decode(v, "vae_one_layer", 7, SIDE, SIDE, 1, act, 1); // makes the kept copies of the weights
+        v->geo.n_layers = 36;
+        for (int i = 1; i < 36; i++)
+            deep[i] = deep[0];
+        for (int i = 0; i < o.n_tiles; i++) {
+            /* As many tiles as fly together, in one row of the picture. */
+            const int n = (int)o.tiles[i];
+            if (act == H3_F32 && i > 0) break;
+            decode(v, "vae_tiles", 7, SIDE, SIDE + 12 * (n - 1), n, act, act == H3_F32 ? 1 : o.repeat);
+        }
+    }
+    if (has_clip)
+        for (int i = 0; i < o.n_tiles; i++)
+            decode(v, "vae_clip_832x480x124", 37, 30, 52, (int)o.tiles[i], H3_BF16, 1);
+}
+
+static void bench_audio(void)
+{
+    h3_checkpoint *ck = synthetic(H3_ROLE_AUDIO_VAE, 0);
+    h3_audio_vae *v = NULL;
+    static const int64_t lengths[] = {IS_TINY ? 3 : 200, IS_TINY ? 4 : 400};
+
+    MUST(h3_audio_vae_open(&v, d, ck, H3_AUDIO_VAE_DECODER));
+    for (int k = 0; k < 2; k++) {
+        const int64_t n = lengths[k];
+        float *z = calloc((size_t)(64 * n), sizeof *z), *pcm = malloc((size_t)(1600 * n) * sizeof *pcm);
+        double best = 1e30, first = 0;
+        h3_dev_scratch_drop(d);
+        for (int i = 0; i < 64 * n; i++)
+            z[i] = (float)(i % 7 - 3) * 0.3f;
+        for (int i = 0; i < o.repeat + 1; i++) {
+            h3_dev_counters_reset(d);
+            d->is_timing = false;
+            const double t0 = now();
+            MUST(h3_audio_vae_decode(d, v, h3_tensor_3d(z, H3_F32, 2, 32, n), NULL, pcm));
+            const double s = now() - t0;
+            if (i == 0) first = s;
+            if (i > 0 && s < best) best = s;
+        }
+        printf("{\"what\": \"audio_decode\", \"math\": \"%s\", \"seconds_of_sound\": %.1f, \"channels\": 2, "
+               "\"s\": %.5f, \"first_s\": %.3f}\n",
+               o.math, (double)n / 40, best, first);
+        d->is_timing = true;
+        h3_dev_counters_reset(d);
+        MUST(h3_audio_vae_decode(d, v, h3_tensor_3d(z, H3_F32, 2, 32, n), NULL, pcm));
+        d->is_timing = false;
+        for (int i = 0; i < H3_OP_COUNT; i++)
+            if (d->stat[i].calls)
+                printf("{\"what\": \"audio_op\", \"name\": \"%s\", \"calls\": %llu, \"ms\": %.3f, "
+                       "\"gflop\": %.1f}\n",
+                       h3_op_name((h3_op_id)i), (unsigned long long)d->stat[i].calls,
+                       1e3 * d->stat[i].seconds, d->stat[i].flops * 1e-9);
+        fflush(stdout);
+        free(z);
+        free(pcm);
+    }
+}
+
+/* ---------------------------------------------------------------- the conditioner */
+
+static void bench_encoder(void)
+{
+    enum { W = ENC_W, Q = ENC_Q, K = ENC_K, D = ENC_D, F = ENC_F, LAYERS = 4 };
+    static const int64_t lengths[] = {64, 256, 1024};
+    h3_encoder_layer l = {.norm1 = random_tensor(H3_F32, 1, NE(W)),
+                          .norm2 = random_tensor(H3_F32, 1, NE(W)),
+                          .q_norm = random_tensor(H3_F32, 1, NE(D)),
+                          .k_norm = random_tensor(H3_F32, 1, NE(D)),
+                          .q = random_weight(H3_BF16, Q * D, W),
+                          .k = random_weight(H3_BF16, K * D, W),
+                          .v = random_weight(H3_BF16, K * D, W),
+                          .o = random_weight(H3_BF16, W, Q * D),
+                          .gate = random_weight(H3_BF16, F, W),
+                          .up = random_weight(H3_BF16, F, W),
+                          .down = random_weight(H3_BF16, W, F)};
+    h3_encoder_text t = {.width = W, .heads = Q, .kv_heads = K, .head_dim = D, .hidden = F,
+                         .vocab = ENC_VOCAB, .n_layers = LAYERS, .eps = 1e-6f};
+
+    t.embed = random_weight(H3_BF16, ENC_VOCAB, W);
+    t.layer = calloc(LAYERS, sizeof *t.layer);
+    h3_dev_scratch_drop(d);
+    MUST(h3_dev_scratch(d, 1u << 30));
+    for (int k = 0; k < 3; k++) {
+        const int64_t S = lengths[k], ne[2] = {S, W};
+        const int32_t cu[2] = {0, (int32_t)S};
+        h3_tensor x, ids = indices(S, 0, ENC_VOCAB), cos = random_tensor(H3_BF16, 1, NE(S, D / 2));
+        double best = 1e30;
+        MUST(h3_dev_alloc(d, &x, H3_BF16, 2, ne));
+        for (int i = 0; i < LAYERS; i++)
+            t.layer[i] = l;
+        for (int i = 0; i < 10 * o.repeat; i++) {
+            const double t0 = now();
+            MUST(h3_encoder_text_forward(&t, d, NULL, 0, x, ids, cos, cos, cu, NULL, 0, 0));
+            MUST(h3_dev_sync(d));
+            const double s = now() - t0;
+            if (i > 1 && s < best) best = s;
+        }
+        printf("{\"what\": \"encoder_4_layers\", \"math\": \"%s\", \"tokens\": %lld, \"s\": %.5f}\n", o.math,
+               (long long)S, best);
+        fflush(stdout);
+        h3_dev_free(d, &x);
+        h3_dev_free(d, &ids);
+        h3_dev_free(d, &cos);
+    }
+}
+
+/* ---------------------------------------------------------------- loading */
+
+static void bench_load(void)
+{
+    const size_t n = (size_t)2 << 30;
+    unsigned char *host = malloc(n);
+    h3_tensor t;
+    const int64_t ne = (int64_t)n;
+
+    memset(host, 3, n);
+    MUST(h3_dev_alloc(d, &t, H3_U8, 1, &ne));
+    for (int i = 0; i < 2; i++) {
+        const double t0 = now();
+        MUST(h3_dev_upload(d, t, host));
+        MUST(h3_dev_sync(d));
+        const double s = now() - t0;
+        if (i) printf("{\"what\": \"upload\", \"gib\": 2, \"s\": %.4f, \"gbs\": %.1f}\n", s, (double)n / s * 1e-9);
+    }
+    fflush(stdout);
+    h3_dev_free(d, &t);
+    free(host);
+}
+
+/* ---------------------------------------------------------------- arguments */
+
+static int numbers(int64_t *out, const char *s)
+{
+    int n = 0;
+    for (char *end; n < 8 && *s; s = *end ? end + 1 : end)
+        out[n++] = strtoll(s, &end, 10);
+    return n;
+}
+
+static bool has(const char *word)
+{
+    const char *p = o.what;
+    const size_t n = strlen(word);
+    for (; (p = strstr(p, word)); p += n)
+        if ((p == o.what || p[-1] == ',') && (p[n] == 0 || p[n] == ',')) return true;
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--math") == 0) o.math = argv[i + 1];
+        if (strcmp(argv[i], "--what") == 0) o.what = argv[i + 1];
+        if (strcmp(argv[i], "--rows") == 0) o.n_rows = numbers(o.rows, argv[i + 1]);
+        if (strcmp(argv[i], "--tiles") == 0) o.n_tiles = numbers(o.tiles, argv[i + 1]);
+        if (strcmp(argv[i], "--layers") == 0) o.layers = atoi(argv[i + 1]);
+        if (strcmp(argv[i], "--repeat") == 0) o.repeat = atoi(argv[i + 1]);
+    }
+    const h3_dev_opts opts = {.math = o.math};
+    MUST(h3_dev_open(&d, "cuda", &opts));
+    printf("{\"what\": \"device\", \"detail\": \"%s\"}\n", d->detail);
+    fflush(stdout);
+    if (has("load")) bench_load();
+    h3_dit *m = has("dit") ? make_dit() : NULL;
+    for (int i = 0; i < o.n_rows; i++) {
+        limit_of_layer = 0;
+        if (has("ops")) bench_ops(o.rows[i]);
+        if (m) bench_dit(m, o.rows[i]);
+    }
+    if (has("encoder")) bench_encoder();
+    if (has("vae") || has("clip")) bench_vae(has("clip"));
+    if (has("audio")) bench_audio();
+    h3_cuda_report(d, stderr);
+    h3_dev_close(&d); // keeps what was learned about products
+    return 0;
+}
