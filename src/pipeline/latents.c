@@ -8,6 +8,8 @@
 #include "manifest.h"
 #include "st_write.h"
 
+enum { MAX_LATENT = 1 << 16 }; // of a side or in time; 16 pixels or 17 / 5 frames each
+
 const char *h3_latents_meta(const json_t *meta, const char *key)
 {
     return json_string_value(json_object_get(meta, key));
@@ -100,6 +102,15 @@ h3_status h3_latents_read(h3_latents *out, const char *path)
                      path, (long long)nv[0], (long long)na[0], (long long)na[1]);
         goto done;
     }
+    for (int i = 1; i < 4; i++) // an empty tensor can claim any extents
+        if (nv[i] < 1 || nv[i] > MAX_LATENT || na[2] < 1) {
+            st = h3_fail(H3_E_SHAPE,
+                         "%s: video of %lld x %lld x %lld latents and %lld of sound: each must be "
+                         "1 to %d",
+                         path, (long long)nv[1], (long long)nv[2], (long long)nv[3],
+                         (long long)na[2], MAX_LATENT);
+            goto done;
+        }
     out->t = nv[1];
     out->h = nv[2];
     out->w = nv[3];

@@ -119,6 +119,13 @@ check "nothing cut" "$([ -e c.mp4 ] || echo none)" none
 for pair in --crf:99 --codec:h263 --preset-x264:warp; do
     refuses "decode ${pair%:*}" 2 "${pair#*:}" decode l "${pair%:*}" "${pair#*:}" -o refused.mp4
 done
+latents_of() { # NAME T,H,W N: a file of latents that holds no numbers, whatever its extents claim
+    local header='{"__metadata__":{"h3av":"{\"kind\":\"latents\"}"},"video":{"dtype":"F32","shape":[24,'$2'],"data_offsets":[0,0]},"audio":{"dtype":"F32","shape":[2,32,'$3'],"data_offsets":[0,0]}}'
+    while [ $((${#header} % 8)) != 0 ]; do header="$header "; done
+    { printf "\\x$(printf %02x $((${#header} % 256)))\\x$(printf %02x $((${#header} / 256)))\\0\\0\\0\\0\\0\\0"; printf %s "$header"; } >"$1"
+}
+latents_of none 0,4,4 0 && refuses "latents of nothing" 4 "none: video of 0" decode none -o refused.mp4
+latents_of vast 0,268435456,1099511627776 0 && refuses "latents of 2^40 columns" 4 "vast: video of 0" decode vast -o refused.mp4
 refuses "latents are no checkpoint" 4 "checkpoint" generate -p x $small --resume l -o refused.mp4
 
 # ---- small surroundings
