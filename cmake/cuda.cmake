@@ -91,7 +91,8 @@ else()
         set_source_files_properties(${o} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
         list(APPEND cuda_objects ${o})
     endforeach()
-    set(cuda_link ${H3_CUDART} ${H3_CUBLASLT} ${H3_CUDNN_LIB})
+    # The kernels' host code is C++: a static table inside a function needs its runtime.
+    set(cuda_link ${H3_CUDART} ${H3_CUBLASLT} ${H3_CUDNN_LIB} stdc++)
     room(cuda DIR src/backend/cuda FILES open.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
          USES tensor base LIBS OpenMP::OpenMP_C ${cuda_link})
     # A target, so that every program that links the objects waits for nvcc.
