@@ -4,9 +4,20 @@ add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/h3av.1 COMMAND h3av help --man > $
                    DEPENDS h3av VERBATIM)
 add_custom_target(man ALL DEPENDS ${CMAKE_BINARY_DIR}/h3av.1)
 
-# The modules a static libh3av.a needs beside itself.
+# What libh3av.a needs beside itself. Not as .private: there is no shared libh3av, and pkg-config --static would ask
+# for everything a static FFmpeg needs, which Debian does not install.
 set(H3_PC_REQUIRES "jansson libavformat libavcodec libavutil libswscale libswresample")
 set(H3_PC_LIBS "-lm -lpthread -fopenmp")
+set(h3_pc_extra ${cuda_link} ${MPI_LINK_LIBRARIES}) # empty without those backends
+if(TARGET h3_nccl)
+    list(APPEND h3_pc_extra ${H3_NCCL_LIB})
+endif()
+foreach(lib ${h3_pc_extra})
+    if(NOT IS_ABSOLUTE ${lib})
+        string(PREPEND lib -l)
+    endif()
+    string(APPEND H3_PC_LIBS " ${lib}")
+endforeach()
 configure_file(cmake/h3av.pc.in ${CMAKE_BINARY_DIR}/h3av.pc @ONLY)
 
 install(TARGETS h3av RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
