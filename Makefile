@@ -2,7 +2,7 @@
 #
 #   make demo      install packages, build, generate a clip with the built-in model
 #   make check     install packages, build (gcc, sanitizers, clang), run all tests
-#   make           build only (build/release)
+#   make           build only: build/release/h3av, with CUDA where nvcc is
 #   make install   PREFIX=/usr/local
 #   make mutations deliberate wrong turns; each must make a golden fail (slow)
 #   make fuzz      libFuzzer targets (clang); corpora replay in `make check`
@@ -24,10 +24,13 @@ deps-check:
 
 build: deps
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) --target h3av man
 
-demo: build
-	$(BUILD)/h3av generate -p "$(PROMPT)" -o demo.mp4
+# Without the CUDA kernels, which take nvcc minutes, and without the tests; `make check` builds on from there.
+demo: deps
+	@cmake -S . -B build/check -G Ninja -DCMAKE_BUILD_TYPE=Release -DH3_CUDA=OFF >/dev/null
+	@cmake --build build/check -j $(JOBS) --target h3av
+	build/check/h3av generate -p "$(PROMPT)" -o demo.mp4
 	@echo "demo.mp4 is ready"
 
 # The CUDA backend is compiled where nvcc is; its tests need a GPU and say so when there is none.
