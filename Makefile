@@ -1,7 +1,8 @@
 # h3av: the two commands a newcomer needs are `make demo` and `make check`.
 #
 #   make demo      install packages, build, generate a clip with the built-in model
-#   make check     install packages, build (gcc, sanitizers, clang), run all tests
+#   make check     install packages, build with gcc and clang, run the tests
+#   make check-all also sanitizers, the server, its page in Chromium, CUDA
 #   make           build only: build/release/h3av, with CUDA where nvcc is
 #   make install   PREFIX=/usr/local
 #   make mutations deliberate wrong turns; each must make a golden fail (slow)
@@ -12,7 +13,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/release
 PROMPT ?= a red circle moves left to right with a low tone
 
-.PHONY: all build demo check check-release check-dev check-clang check-cuda check-server check-web install clean format mutations fuzz deps deps-check
+.PHONY: all build demo check check-all check-release check-dev check-clang check-cuda check-server check-web install clean format mutations fuzz deps deps-check
 
 all: build
 
@@ -33,8 +34,11 @@ demo: deps
 	build/check/h3av generate -p "$(PROMPT)" -o demo.mp4
 	@echo "demo.mp4 is ready"
 
-# The CUDA backend is compiled where nvcc is; its tests need a GPU and say so when there is none.
-check: deps-check check-release check-dev check-clang check-cuda check-server check-web
+check: deps-check check-release check-clang
+
+# Longer: the same tests under ASan and UBSan, the server with the real openai client, the page in
+# Chromium, and the CUDA backend where nvcc is (its tests need a GPU and say so when there is none).
+check-all: check check-dev check-server check-web check-cuda
 
 check-release: deps-check
 	cmake -S . -B build/check -G Ninja -DCMAKE_BUILD_TYPE=Release -DH3_CUDA=OFF >/dev/null

@@ -110,11 +110,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 #ifndef H3_LIBFUZZER
 static const char *const seeds[] = {
     "--Bound\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nvalue\r\n--Bound--\r\n",
-    "pre\r\n--Bound \t\r\nContent-Disposition: form-data; name=\"a[b]\"; "
-    "filename=\"x\\\"y.png\"\r\n"
-    "Content-Type: image/png\r\n\r\n\r\n--Boun\r\r\n--BoundX\r\n--Bound-\r\n--Bound--tail",
-    "--Bound\r\nContent-Disposition: form-data; name=a; filename*=UTF-8''%e2%98%83\r\n\r\n\r\n"
-    "--Bound\r\ncontent-disposition:form-data;name=\"b\"\r\n\r\n--Bound\r\n--Bound--",
+    ("pre\r\n--Bound \t\r\nContent-Disposition: form-data; name=\"a[b]\"; "
+     "filename=\"x\\\"y.png\"\r\n"
+     "Content-Type: image/png\r\n\r\n\r\n--Boun\r\r\n--BoundX\r\n--Bound-\r\n--Bound--tail"),
+    ("--Bound\r\nContent-Disposition: form-data; name=a; filename*=UTF-8''%e2%98%83\r\n\r\n\r\n"
+     "--Bound\r\ncontent-disposition:form-data;name=\"b\"\r\n\r\n--Bound\r\n--Bound--"),
     "--Bound--",
     "\r\n--Bound\r\n",
     ""};
