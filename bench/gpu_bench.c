@@ -6,8 +6,8 @@
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load]
  *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R]
  *
- * All layers of a stack share one set of weights, which is far larger than the cache: the time of fifty
- * layers needs the memory of one.
+ * All layers of a stack share one set of weights, which is far larger than the cache: the time of
+ * fifty layers needs the memory of one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -55,13 +55,13 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-#define MUST(expr)                                                              \
-    do {                                                                        \
-        if ((expr) != H3_OK) {                                                  \
-            printf("{\"error\": \"%s: %s\"}\n", #expr, h3_error());             \
-            fflush(stdout);                                                     \
-            exit(1);                                                            \
-        }                                                                       \
+#define MUST(expr)                                                  \
+    do {                                                            \
+        if ((expr) != H3_OK) {                                      \
+            printf("{\"error\": \"%s: %s\"}\n", #expr, h3_error()); \
+            fflush(stdout);                                         \
+            exit(1);                                                \
+        }                                                           \
     } while (0)
 
 /* ---------------------------------------------------------------- random tensors */
@@ -98,8 +98,11 @@ static h3_tensor random_tensor(h3_dtype t, float scale, int rank, const int64_t 
     return x;
 }
 
-#define NE(...) \
-    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
+#define NE(...)                                                            \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) \
+    {                                                                      \
+        __VA_ARGS__                                                        \
+    }
 
 static h3_weight random_weight(h3_dtype t, int64_t rows, int64_t cols)
 {
@@ -139,22 +142,20 @@ static h3_tensor indices(int64_t n, int64_t first, int64_t below)
 /* ---------------------------------------------------------------- operations */
 
 /* Least seconds of `call` over repetitions that fill some milliseconds. */
-#define TIME(best, call)                                          \
-    do {                                                          \
-        best = 1e30;                                              \
-        MUST(call);                                               \
-        MUST(h3_dev_sync(d));                                     \
-        for (int rep_ = 0; rep_ < o.repeat; rep_++) {             \
-            const double t0_ = now();                             \
-            for (int k_ = 0; k_ < 5; k_++)                        \
-                MUST(call);                                       \
-            MUST(h3_dev_sync(d));                                 \
-            const double t_ = (now() - t0_) / 5;                  \
-            best = t_ < best ? t_ : best;                         \
-        }                                                         \
+#define TIME(best, call)                              \
+    do {                                              \
+        best = 1e30;                                  \
+        MUST(call);                                   \
+        MUST(h3_dev_sync(d));                         \
+        for (int rep_ = 0; rep_ < o.repeat; rep_++) { \
+            const double t0_ = now();                 \
+            for (int k_ = 0; k_ < 5; k_++)            \
+                MUST(call);                           \
+            MUST(h3_dev_sync(d));                     \
+            const double t_ = (now() - t0_) / 5;      \
+            best = t_ < best ? t_ : best;             \
+        }                                             \
     } while (0)
-
-static double limit_of_layer; ///< products and attention of the rows last timed, seconds
 
 static void report_op(const char *name, int64_t rows, double s, double flop, double bytes)
 {
@@ -164,7 +165,7 @@ static void report_op(const char *name, int64_t rows, double s, double flop, dou
     fflush(stdout);
 }
 
-static double time_product(const char *name, int64_t S, int64_t n, int64_t k)
+static void time_product(const char *name, int64_t S, int64_t n, int64_t k)
 {
     h3_weight w = random_weight(H3_BF16, n, k);
     h3_tensor x = random_tensor(H3_BF16, 1, NE(S, k)), y;
@@ -178,29 +179,29 @@ static double time_product(const char *name, int64_t S, int64_t n, int64_t k)
     free_weight(&w);
     h3_dev_free(d, &x);
     h3_dev_free(d, &y);
-    return best;
 }
 
 static void bench_ops(int64_t S)
 {
     const double s = (double)S;
-    double best, sum = 0;
+    double best;
     const int32_t cu[2] = {0, (int32_t)S};
     const h3_ops *op = d->ops;
 
-    sum += time_product("qkv", S, 3 * INNER, C);
-    sum += time_product("out", S, C, INNER);
-    sum += time_product("fc1", S, 2 * FFN, C);
-    sum += time_product("fc2", S, C, FFN);
+    time_product("qkv", S, 3 * INNER, C);
+    time_product("out", S, C, INNER);
+    time_product("fc1", S, 2 * FFN, C);
+    time_product("fc2", S, C, FFN);
 
     h3_tensor qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER));
     h3_tensor a = random_tensor(H3_BF16, 1, NE(S, INNER));
     const h3_qkv p = h3_attention_split(qkv, HEADS, HEAD, true);
-    TIME(best, op->attention(d, h3_view_3d(a, S, HEADS, HEAD), p.q, p.k, p.v, 0.08838835f, cu, 1, false));
+    TIME(best,
+         op->attention(d, h3_view_3d(a, S, HEADS, HEAD), p.q, p.k, p.v, 0.08838835f, cu, 1, false));
     report_op("attention", S, best, 4.0 * s * s * INNER, 2.0 * s * 4 * INNER);
-    limit_of_layer = sum + best;
 
-    h3_tensor g = random_tensor(H3_F32, 1, NE(HEAD)), cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
+    h3_tensor g = random_tensor(H3_F32, 1, NE(HEAD)),
+              cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
     TIME(best, op->head_norm_rope(d, p.q, g, 1e-5f, false, cos, cos));
     report_op("head_norm_rope", S, best, 0, 4.0 * s * INNER);
     h3_dev_free(d, &qkv);
@@ -277,10 +278,47 @@ static void share_packed(h3_dit *m)
     }
 }
 
+/* What the libraries take for the products and the attention of a step when nothing else runs
+ * between them: as long a run as the step itself, so that both have the same clocks. */
+static double library_step(const h3_dit *m, int64_t S)
+{
+    const h3_dit_block *b = &m->block[0];
+    const int32_t cu[2] = {0, (int32_t)S};
+    h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
+    h3_tensor qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER));
+    h3_tensor a = random_tensor(H3_BF16, 1, NE(S, INNER));
+    h3_tensor both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN));
+    h3_tensor f = random_tensor(H3_BF16, 1, NE(S, FFN));
+    const h3_qkv p = h3_attention_split(qkv, HEADS, HEAD, true);
+    const h3_tensor heads = h3_view_3d(a, S, HEADS, HEAD);
+    const h3_ops *op = d->ops;
+    double best = 1e30;
+
+    for (int i = 0; i < o.repeat; i++) {
+        MUST(h3_dev_sync(d));
+        const double t0 = now();
+        for (int k = 0; k < o.layers; k++) {
+            MUST(op->gemm(d, qkv, x, &b->qkv, H3_ACT_NONE));
+            MUST(op->attention(d, heads, p.q, p.k, p.v, 0.08838835f, cu, 1, false));
+            MUST(op->gemm(d, h, a, &b->out, H3_ACT_NONE));
+            MUST(op->gemm(d, both, x, &b->fc1, H3_ACT_NONE));
+            MUST(op->gemm(d, h, f, &b->fc2, H3_ACT_NONE));
+        }
+        MUST(h3_dev_sync(d));
+        const double t = now() - t0;
+        best = t < best ? t : best;
+    }
+    h3_tensor *const all[] = {&x, &h, &qkv, &a, &both, &f};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        h3_dev_free(d, all[i]);
+    return best;
+}
+
 static h3_dit_state *make_state(const h3_dit *m, int64_t S)
 {
     h3_dit_state *s = calloc(1, sizeof *s);
-    const int64_t n_audio = S > 1024 ? 240 : 40, n_video = S - N_TEXT - n_audio, L = m->dims.n_layers;
+    const int64_t n_audio = S > 1024 ? 240 : 40, n_video = S - N_TEXT - n_audio,
+                  L = m->dims.n_layers;
 
     s->dev = d;
     s->act = H3_BF16;
@@ -319,8 +357,10 @@ static size_t dit_scratch(int64_t S)
 static void bench_dit(h3_dit *m, int64_t S)
 {
     h3_dit_state *s = make_state(m, S);
-    h3_tensor v = random_tensor(H3_F32, 1, NE(s->n_video, 96)), v2 = random_tensor(H3_F32, 1, NE(s->n_video, 96));
-    h3_tensor a = random_tensor(H3_F32, 1, NE(s->n_audio, 32)), a2 = random_tensor(H3_F32, 1, NE(s->n_audio, 32));
+    h3_tensor v = random_tensor(H3_F32, 1, NE(s->n_video, 96)),
+              v2 = random_tensor(H3_F32, 1, NE(s->n_video, 96));
+    h3_tensor a = random_tensor(H3_F32, 1, NE(s->n_audio, 32)),
+              a2 = random_tensor(H3_F32, 1, NE(s->n_audio, 32));
     const int layers = (int)m->dims.n_layers;
     double first = 0, best = 1e30, t0;
     uint64_t before;
@@ -352,20 +392,34 @@ static void bench_dit(h3_dit *m, int64_t S)
                 flop += d->stat[k].flops;
             }
             printf("{\"what\": \"dit_calls\", \"rows\": %lld, \"operations\": %llu, "
-                   "\"own_kernels\": %llu, \"tflop\": %.2f, \"enqueue_s\": %.4f, \"first_layer_s\": %.2f}\n",
+                   "\"own_kernels\": %llu, \"tflop\": %.2f, \"enqueue_s\": %.4f, "
+                   "\"first_layer_s\": %.2f}\n",
                    (long long)S, (unsigned long long)calls,
                    (unsigned long long)(d->backend->counts[H3_CUDA_N_LAUNCHES] - before),
                    flop * 1e-12, enqueued, first);
         }
     }
-    printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, \"s\": %.4f, "
-           "\"s_50_layers\": %.4f, \"library_limit_s_50\": %.4f, \"share_of_limit\": %.3f, "
-           "\"peak_gib\": %.2f}\n",
-           o.math, (long long)S, layers, best, best * 50 / layers, limit_of_layer * 50,
-           limit_of_layer * layers / best, (double)d->backend->peak / 1073741824);
+    const double limit = library_step(m, S);
+    printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, "
+           "\"s\": %.4f, \"s_50_layers\": %.4f, \"library_s_50_layers\": %.4f, "
+           "\"share_of_library\": %.3f, \"peak_gib\": %.2f}\n",
+           o.math, (long long)S, layers, best, best * 50 / layers, limit * 50 / layers,
+           limit / best, (double)d->backend->peak / 1073741824);
     fflush(stdout);
-    h3_tensor *const all[] = {&s->text, &s->cos,   &s->sin, &s->mod, &s->final_mod, &s->text_idx,
-                              &s->audio_idx, &s->video_idx, &s->mod_row, &s->time_row, &v, &v2, &a, &a2};
+    h3_tensor *const all[] = {&s->text,
+                              &s->cos,
+                              &s->sin,
+                              &s->mod,
+                              &s->final_mod,
+                              &s->text_idx,
+                              &s->audio_idx,
+                              &s->video_idx,
+                              &s->mod_row,
+                              &s->time_row,
+                              &v,
+                              &v2,
+                              &a,
+                              &a2};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         h3_dev_free(d, all[i]);
     free(s->cu);
@@ -381,8 +435,8 @@ static h3_checkpoint *synthetic(h3_role role, int layers)
     h3_checkpoint *ck = NULL;
     char path[256];
 
-    snprintf(path, sizeof path, "%s/h3av-gpu-bench-%d-%d.safetensors", tmp ? tmp : "/tmp", (int)role,
-             (int)getpid());
+    snprintf(path, sizeof path, "%s/h3av-gpu-bench-%d-%d.safetensors", tmp ? tmp : "/tmp",
+             (int)role, (int)getpid());
     MUST(h3_synth_write(path, role, &so));
     MUST(h3_ckpt_open(&ck, path, role, NULL));
     unlink(path); // the map keeps the bytes
@@ -416,7 +470,8 @@ static void decode(h3_video_vae *v, const char *name, int64_t t, int64_t h, int6
         if (i == 0) first = s;
         if (i > 0 && s < best) best = s;
     }
-    printf("{\"what\": \"%s\", \"math\": \"%s\", \"act\": \"%s\", \"tiles_in_flight\": %d, \"s\": %.5f, "
+    printf("{\"what\": \"%s\", \"math\": \"%s\", \"act\": \"%s\", \"tiles_in_flight\": %d, \"s\": "
+           "%.5f, "
            "\"first_s\": %.3f, \"scratch_gib\": %.2f}\n",
            name, o.math, h3_dtype_name(act), tiles, best, first, (double)bytes / 1073741824);
     fflush(stdout);
@@ -441,7 +496,8 @@ static void bench_vae(bool has_clip)
     for (int k = 0; k < 2; k++) {
         const h3_dtype act = k ? H3_F32 : H3_BF16;
         v->geo.n_layers = 1;
-        decode(v, "vae_one_layer", 7, SIDE, SIDE, 1, act, 1); // makes the kept copies of the weights
+        decode(v, "vae_one_layer", 7, SIDE, SIDE, 1, act,
+               1); // makes the kept copies of the weights
         v->geo.n_layers = 36;
         for (int i = 1; i < 36; i++)
             deep[i] = deep[0];
@@ -449,7 +505,8 @@ static void bench_vae(bool has_clip)
             /* As many tiles as fly together, in one row of the picture. */
             const int n = (int)o.tiles[i];
             if (act == H3_F32 && i > 0) break;
-            decode(v, "vae_tiles", 7, SIDE, SIDE + 12 * (n - 1), n, act, act == H3_F32 ? 1 : o.repeat);
+            decode(v, "vae_tiles", 7, SIDE, SIDE + 12 * (n - 1), n, act,
+                   act == H3_F32 ? 1 : o.repeat);
         }
     }
     if (has_clip)
@@ -466,7 +523,8 @@ static void bench_audio(void)
     MUST(h3_audio_vae_open(&v, d, ck, H3_AUDIO_VAE_DECODER));
     for (int k = 0; k < 2; k++) {
         const int64_t n = lengths[k];
-        float *z = calloc((size_t)(64 * n), sizeof *z), *pcm = malloc((size_t)(1600 * n) * sizeof *pcm);
+        float *z = calloc((size_t)(64 * n), sizeof *z),
+              *pcm = malloc((size_t)(1600 * n) * sizeof *pcm);
         double best = 1e30, first = 0;
         h3_dev_scratch_drop(d);
         for (int i = 0; i < 64 * n; i++)
@@ -480,7 +538,8 @@ static void bench_audio(void)
             if (i == 0) first = s;
             if (i > 0 && s < best) best = s;
         }
-        printf("{\"what\": \"audio_decode\", \"math\": \"%s\", \"seconds_of_sound\": %.1f, \"channels\": 2, "
+        printf("{\"what\": \"audio_decode\", \"math\": \"%s\", \"seconds_of_sound\": %.1f, "
+               "\"channels\": 2, "
                "\"s\": %.5f, \"first_s\": %.3f}\n",
                o.math, (double)n / 40, best, first);
         d->is_timing = true;
@@ -516,8 +575,14 @@ static void bench_encoder(void)
                           .gate = random_weight(H3_BF16, F, W),
                           .up = random_weight(H3_BF16, F, W),
                           .down = random_weight(H3_BF16, W, F)};
-    h3_encoder_text t = {.width = W, .heads = Q, .kv_heads = K, .head_dim = D, .hidden = F,
-                         .vocab = ENC_VOCAB, .n_layers = LAYERS, .eps = 1e-6f};
+    h3_encoder_text t = {.width = W,
+                         .heads = Q,
+                         .kv_heads = K,
+                         .head_dim = D,
+                         .hidden = F,
+                         .vocab = ENC_VOCAB,
+                         .n_layers = LAYERS,
+                         .eps = 1e-6f};
 
     t.embed = random_weight(H3_BF16, ENC_VOCAB, W);
     t.layer = calloc(LAYERS, sizeof *t.layer);
@@ -538,8 +603,9 @@ static void bench_encoder(void)
             const double s = now() - t0;
             if (i > 1 && s < best) best = s;
         }
-        printf("{\"what\": \"encoder_4_layers\", \"math\": \"%s\", \"tokens\": %lld, \"s\": %.5f}\n", o.math,
-               (long long)S, best);
+        printf(
+            "{\"what\": \"encoder_4_layers\", \"math\": \"%s\", \"tokens\": %lld, \"s\": %.5f}\n",
+            o.math, (long long)S, best);
         fflush(stdout);
         h3_dev_free(d, &x);
         h3_dev_free(d, &ids);
@@ -563,7 +629,9 @@ static void bench_load(void)
         MUST(h3_dev_upload(d, t, host));
         MUST(h3_dev_sync(d));
         const double s = now() - t0;
-        if (i) printf("{\"what\": \"upload\", \"gib\": 2, \"s\": %.4f, \"gbs\": %.1f}\n", s, (double)n / s * 1e-9);
+        if (i)
+            printf("{\"what\": \"upload\", \"gib\": 2, \"s\": %.4f, \"gbs\": %.1f}\n", s,
+                   (double)n / s * 1e-9);
     }
     fflush(stdout);
     h3_dev_free(d, &t);
@@ -606,7 +674,6 @@ int main(int argc, char **argv)
     if (has("load")) bench_load();
     h3_dit *m = has("dit") ? make_dit() : NULL;
     for (int i = 0; i < o.n_rows; i++) {
-        limit_of_layer = 0;
         if (has("ops")) bench_ops(o.rows[i]);
         if (m) bench_dit(m, o.rows[i]);
     }

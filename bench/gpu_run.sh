@@ -1,10 +1,10 @@
 #!/bin/bash
 # Tests, goldens, a memory check and the benchmark on a machine with an NVIDIA GPU, in one go.
-#   bench/gpu_run.sh BIN OUT [part...]     parts: ops goldens sanitizer bench bench8 (default: all)
+#   bench/gpu_run.sh BIN OUT [part...]     parts: ops goldens sanitizer limits bench bench8 (default: all)
 # BIN holds test_cuda_ops, h3av-golden, h3av-gpu-bench; results go to OUT. Each part has a time limit
 # (LIMIT_ops=... in seconds). Libraries are looked for where CUDA and Python packages keep them.
 BIN=$1; OUT=$2; shift 2
-PARTS=${*:-ops goldens sanitizer bench bench8}
+PARTS=${*:-ops goldens sanitizer limits bench bench8}
 mkdir -p "$OUT"
 find_lib() { find / -name "$1" -not -path "/proc/*" -not -path "*/stubs/*" 2>/dev/null | head -1; }
 for l in libcudart.so.13 libcublasLt.so.13 libcudnn.so.9; do
@@ -28,7 +28,7 @@ for part in $PARTS; do
         run ops "${LIMIT_ops:-60}" "$BIN/test_cuda_ops"
         grep -vE "^\[ +(RUN|OK) " "$OUT/ops.txt" | cut -c1-240 | tail -25 ;;
     goldens)
-        run goldens "${LIMIT_goldens:-90}" "$BIN/h3av-golden" --device cuda tests/data
+        run goldens "${LIMIT_goldens:-90}" "$BIN/h3av-golden" --device cuda ${GOLDENS:-tests/data}
         grep -E "^(ok|FAIL|[0-9]+ passed)|error|FAIL" "$OUT/goldens.txt" | grep -v "^ok" | cut -c1-200 | tail -30
         grep -c "^ok" "$OUT/goldens.txt" ;;
     sanitizer)
@@ -41,6 +41,9 @@ for part in $PARTS; do
     bench)
         run bench "${LIMIT_bench:-150}" "$BIN/h3av-gpu-bench" ${BENCH:---what load,ops,dit,encoder,audio,vae,clip}
         cat "$OUT/bench.txt" | cut -c1-260 ;;
+    limits)
+        run limits "${LIMIT_limits:-60}" python3 "$(dirname "$0")/gpu_limits.py"
+        cat "$OUT/limits.txt" ;;
     bench8)
         run bench8 "${LIMIT_bench8:-60}" "$BIN/h3av-gpu-bench" --math fp8 ${BENCH8:---what ops,dit}
         cat "$OUT/bench8.txt" | cut -c1-260 ;;

@@ -75,6 +75,44 @@ static void test_tensor_cores(void **unused)
     h3_dev_close(&d);
 }
 
+/* Rows on 16-byte boundaries take the wide loads and the rotation in registers. */
+static void test_wide_rows(void **unused)
+{
+    static const int64_t heads[][3] = {
+        {128, 48, 7}, {64, 24, 5}, {128, 64, 3}, {256, 96, 2}, {72, 32, 3}};
+    bench b = {.ref = ref, .fast = open_cuda("f32")};
+    (void)unused;
+    for (int i = 0; i < 4; i++) {
+        const h3_dtype t = i & 1 ? H3_BF16 : H3_F32;
+        const int64_t S = 21, C = i & 2 ? 5376 : 264;
+        h3_tensor x = normal(t, 8, EXTENTS(S, C)), h = normal(t, 16, EXTENTS(S, C)),
+                  out = make(t, 8, EXTENTS(S, C)), g = normal(H3_F32, 0, EXTENTS(C)),
+                  c = normal(H3_F32, 0, EXTENTS(C));
+        h3_tensor mod = normal(t, 0, EXTENTS(5, 6, C)), row = indices(S, 5, false);
+        AGREE(&b, out, rel_of(out, F32_REL), 4e-6, rms_norm(d, y, x, g, 1e-5f, i & 2));
+        AGREE(&b, out, rel_of(out, F32_REL), 4e-6, layer_norm(d, y, x, g, c, 1e-5f));
+        AGREE(&b, out, 2 * rel_of(out, F32_REL), 4e-6 + 8e-3 * (i & 1),
+              rms_norm_mod(d, y, x, g, 1e-5f, mod, 0, 1, row));
+        AGREE(&b, x, EXACT, EXACT, gate_add(d, y, h, mod, 2, row));
+        AGREE(&b, x, EXACT, EXACT, scale_add(d, y, h, g));
+        AGREE(&b, out, 2 * rel_of(out, F32_REL), 4e-6, silu_mul(d, y, x, h));
+        drop_all();
+        for (size_t k = 0; k < sizeof heads / sizeof *heads; k++) {
+            const int64_t D = heads[k][0], R = heads[k][1], H = heads[k][2];
+            h3_tensor q = normal(t, 8, EXTENTS(S, H, D)), gain = normal(H3_F32, 0, EXTENTS(D)),
+                      co = normal(t, 0, EXTENTS(S, R)), si = normal(t, 8, EXTENTS(S, R));
+            AGREE(&b, q, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
+                  head_norm_rope(d, y, gain, 1e-6f, i & 2, co, si));
+            AGREE(&b, q, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
+                  head_norm_rope(d, y, none(), 0, false, co, si));
+            AGREE(&b, q, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
+                  head_norm_rope(d, y, gain, 1e-6f, false, none(), none()));
+            drop_all();
+        }
+    }
+    h3_dev_close(&b.fast);
+}
+
 /* Both attention kernels of our own (and cuDNN where there is one) in 16 bit. */
 static void test_attention_16(void **unused)
 {
@@ -207,6 +245,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_snake),
         cmocka_unit_test(test_math_names),
         cmocka_unit_test(test_every_entry_is_fast),
+        cmocka_unit_test(test_wide_rows),
         cmocka_unit_test(test_tensor_cores),
         cmocka_unit_test(test_attention_16),
         cmocka_unit_test(test_e4m3),

@@ -23,8 +23,9 @@ enum {
     N_BUCKETS = 256,
     FINALISTS = 4, // run again after the first round
 };
-/* Multiplications worth measuring: some 20 microseconds of work. */
-static const double worth_measuring = 5e9;
+/* Floating-point operations worth measuring: from some 10 microseconds on. Medium products gain
+ * most: whether they are cut along k decides how much of the GPU they fill. */
+static const double worth_measuring = 2e8;
 
 /* What decides the algorithm. Written to the cache file as it is: no padding, no pointers. */
 typedef struct key {
@@ -349,7 +350,7 @@ static uint8_t alignment(const void *p)
 {
     const uintptr_t a = (uintptr_t)p;
     uint8_t n = 0;
-    while (n < 8 && !(a >> n & 1))
+    while (n < 4 && !(a >> n & 1)) // no kernel asks for more than 16 bytes
         n++;
     return n;
 }
@@ -360,7 +361,7 @@ static key key_of(const h3_mm *mm, h3_cuda_math math)
 
     memset(&k, 0, sizeof k);
     k.m = mm->m;
-    k.n = mm->n;
+    k.n = mm->n_whole ? mm->n_whole : mm->n;
     k.k = mm->k;
     k.ldx = mm->ldx;
     k.ldw = mm->ldw;
@@ -374,6 +375,48 @@ static key key_of(const h3_mm *mm, h3_cuda_math math)
     k.align_y = alignment(mm->y);
     k.math = math == H3_CUDA_TF32;
     return k;
+}
+
+/* Candidates for the product as a whole: a weight in several parts takes the algorithm that it
+ * would take in one, so that its sums are the same. */
+static h3_status ask(h3_dev *d, const call *c, const h3_mm *mm, cublasLtMatmulHeuristicResult_t *r,
+                     int *n)
+{
+    h3_backend *b = d->backend;
+    call other = {.op = NULL};
+    h3_mm whole = *mm;
+    h3_status st = H3_OK;
+
+    *n = 0;
+    if (mm->n_whole && mm->n_whole != mm->n) {
+        whole.n = mm->n_whole;
+        if (whole.ldy < whole.n) whole.ldy = whole.n;
+        st = describe(&other, &whole, b->math);
+        c = &other;
+    }
+    if (st == H3_OK) {
+        const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
+            b->lt, c->op, c->w, c->x, c->y, c->y, b->lt_cache->pref, CANDIDATES, r, n);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)
+            *n = 0;
+        else if (s != CUBLAS_STATUS_SUCCESS)
+            st = lt_failed(s, "candidates of a product");
+    }
+    drop(&other);
+    return st;
+}
+
+/* True when an algorithm goes with these very extents and the workspace there is. */
+static bool is_usable(h3_dev *d, const call *c, cublasLtMatmulHeuristicResult_t *r)
+{
+    cublasLtMatmulHeuristicResult_t now;
+
+    if (cublasLtMatmulAlgoCheck(d->backend->lt, c->op, c->w, c->x, c->y, c->y, &r->algo, &now) !=
+            CUBLAS_STATUS_SUCCESS ||
+        now.workspaceSize > WORKSPACE)
+        return false;
+    r->workspaceSize = now.workspaceSize;
+    return true;
 }
 
 static h3_status choose(h3_dev *d, const call *c, const h3_mm *mm, entry *e)
@@ -390,13 +433,9 @@ static h3_status choose(h3_dev *d, const call *c, const h3_mm *mm, entry *e)
     for (int i = 0; i < 4; i++)
         LT_TRY(cublasLtMatmulPreferenceSetAttribute(b->lt_cache->pref, names[i], &bytes[i],
                                                     sizeof bytes[i]));
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(b->lt, c->op, c->w, c->x, c->y, c->y,
-                                                            b->lt_cache->pref, CANDIDATES, r, &n);
-    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) return H3_OK;
-    LT_TRY(s);
+    H3_TRY(ask(d, c, mm, r, &n));
     for (int i = 0; i < n; i++)
-        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= WORKSPACE)
-            r[usable++] = r[i];
+        if (r[i].state == CUBLAS_STATUS_SUCCESS && is_usable(d, c, &r[i])) r[usable++] = r[i];
     if (usable == 0) return H3_OK;
     if (2.0 * (double)mm->m * (double)mm->n * (double)mm->k > worth_measuring) {
         H3_TRY(measure(d, c, mm, r, usable));
@@ -416,7 +455,7 @@ static void check(h3_dev *d, const call *c, entry *e)
     if (cublasLtMatmulAlgoCheck(d->backend->lt, c->op, c->w, c->x, c->y, c->y, &e->algo, &r) !=
             CUBLAS_STATUS_SUCCESS ||
         r.workspaceSize > WORKSPACE)
-        e->is_known = false;
+        e->is_known = e->is_new = false;
 }
 
 static h3_status multiply(h3_dev *d, const call *c, const h3_mm *mm, bool *done)
@@ -425,7 +464,7 @@ static h3_status multiply(h3_dev *d, const call *c, const h3_mm *mm, bool *done)
     const key k = key_of(mm, b->math);
     entry *e = find(b->lt_cache, &k);
 
-    if (e && e->is_known && !e->is_new) check(d, c, e);
+    if (e && e->is_known && (!e->is_new || k.n != mm->n)) check(d, c, e);
     if (!e || (!e->is_known && !e->is_new)) {
         if (!e) e = insert(b->lt_cache, &k);
         if (!e) return h3_fail(H3_E_NOMEM, "no memory for a list of algorithms");

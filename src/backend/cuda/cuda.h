@@ -144,6 +144,7 @@ typedef struct h3_mm {
     int64_t m, n, k;
     const void *x, *w;
     void *y;
+    int64_t n_whole;       ///< columns of the whole product this is a piece of; 0: n
     int64_t ldx, ldw, ldy; ///< elements from row to row
     uint8_t tx, tw, ty;    ///< h3_dtype; F8_E4M3 for x and w together
     bool x_is_t;           ///< x is stored [k, m]

@@ -22,7 +22,8 @@
 enum { K_F32 = 0, K_BF16 = 1, K_F16 = 2, K_I32 = 3, K_U8 = 4 };
 
 #ifndef H3_CUDA_EMULATE
-// clang-format off: it takes <<< for three comparisons
+/* The formatter takes <<< for three comparisons. */
+// clang-format off
 #define H3_RUN(kernel, grid, block, smem, stream, ...) \
     ((kernel)<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 // clang-format on

@@ -58,7 +58,7 @@ static bool is_fp8(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w
     const int64_t K = w->cols, S = d->whole_rows ? d->whole_rows : h3_n_rows(x);
 
     if (d->backend->math != H3_CUDA_FP8 || x.dtype != H3_BF16 || y.dtype != H3_BF16) return false;
-    if (!h3_is_null(w->bias) || S < FP8_ROWS || K % 16 || K > 32768) return false;
+    if (!h3_is_null(w->bias) || S < FP8_ROWS || K % 16 || K > 16384) return false;
     for (int i = 0; i < w->n_parts; i++)
         if (w->part[i].rows % 16) return false;
     return (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0;
@@ -78,6 +78,7 @@ static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, cons
         const h3_mm mm = {.m = h3_n_rows(x),
                           .n = w->part[i].rows,
                           .k = w->cols,
+                          .n_whole = w->rows,
                           .x = b->quant[0].p,
                           .w = m,
                           .y = (char *)y.data + col * 2,
@@ -118,6 +119,7 @@ static h3_status multiply(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, int6
             const h3_mm mm = {.m = h3_n_rows(x),
                               .n = n,
                               .k = w->cols,
+                              .n_whole = w->rows,
                               .x = x.data,
                               .w = m,
                               .y = (char *)y.data + (size_t)col * ysize,

@@ -151,7 +151,7 @@ static h3_status cuda_silu_mul(h3_dev *d, h3_tensor y, h3_tensor gate, h3_tensor
 
     H3_TRY(begin(d));
     H3_TRY(offer_fp8(d, y, &q, &qs));
-    if (gate.dtype != H3_BF16 || y.ne[y.rank - 1] > 32768) q = NULL;
+    if (gate.dtype != H3_BF16 || y.ne[y.rank - 1] > 16384) q = NULL;
     H3_LAUNCH(d, h3_k_silu_mul(d->backend->stream, VIEW(y), VIEW(gate), VIEW(up), q, qs));
     note_fp8(d, y, q);
     return H3_OK;

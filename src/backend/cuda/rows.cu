@@ -53,6 +53,17 @@ static __device__ __forceinline__ float silu(float v)
     return v / (1.0f + expf(-v));
 }
 
+/* For results that are rounded to 16 bits: the fast exponential and division are good to 2^-20. */
+static __device__ __forceinline__ float silu_16(float v)
+{
+    return __fdividef(v, 1.0f + __expf(-v));
+}
+
+static __device__ __forceinline__ float silu_for(int t, float v)
+{
+    return t == K_F32 ? silu(v) : silu_16(v);
+}
+
 static __device__ __forceinline__ float act_of(int act, float v)
 {
     if (act == 1) return silu(v);
@@ -60,6 +71,21 @@ static __device__ __forceinline__ float act_of(int act, float v)
     if (act == 2) return v / (1.0f + expf(-1.5957691216057308f * (v + 0.044715f * v * v * v)));
     if (act == 3) return 0.5f * v * erfcf(-0.70710678118654752f * v);
     return v;
+}
+
+/* V entries of a parameter vector, or `none` where there is no vector. Wide loads: 8 single ones at
+ * a distance of 32 bytes would keep the load units busier than the rows do. */
+template <int V>
+static __device__ __forceinline__ void load_vector(const float *p, int64_t c, float none,
+                                                   float (&out)[V])
+{
+    if (p) {
+        load<V>(p, K_F32, c, out);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        out[k] = none;
 }
 
 struct add_op {
@@ -92,7 +118,7 @@ struct silu_mul_op {
         load<V>(up.p, up.dtype, row_at(up, r) + c, w);
 #pragma unroll
         for (int k = 0; k < V; k++)
-            u[k] = rounded(y.dtype, silu(u[k])) * w[k];
+            u[k] = rounded(y.dtype, silu_for(y.dtype, u[k])) * w[k];
         store<V>(y.p, y.dtype, row_at(y, r) + c, u);
     }
 };
@@ -106,9 +132,11 @@ struct act_op {
     {
         float u[V];
         load<V>(x.p, x.dtype, row_at(x, r) + c, u);
+        float add[V];
+        load_vector<V>(bias, c, 0.0f, add);
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            if (bias) u[k] += bias[c + k];
+            if (bias) u[k] += add[k];
             if (rounds_first) u[k] = kept(y.dtype, u[k]);
             u[k] = act_of(act, u[k]);
         }
@@ -121,7 +149,7 @@ extern "C" cudaError_t h3_k_act(cudaStream_t s, h3_rows y, h3_rows x, int act, c
 {
     if (!bias && is_dense(y) && is_dense(x)) flatten(&y), flatten(&x);
     const act_op op = {y, x, bias, act, rounds_first};
-    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x), op);
+    return run_each(s, y.rows, y.cols, is_wide(y) && is_wide(x) && (uintptr_t)bias % 16 == 0, op);
 }
 
 struct copy_op {
@@ -224,9 +252,11 @@ struct scale_add_op {
         float u[V], w[V];
         load<V>(x.p, x.dtype, row_at(x, r) + c, u);
         load<V>(h.p, h.dtype, row_at(h, r) + c, w);
+        float f[V];
+        load_vector<V>(g, c, 1.0f, f);
 #pragma unroll
         for (int k = 0; k < V; k++)
-            u[k] += rounded(x.dtype, w[k] * (g ? g[c + k] : 1.0f));
+            u[k] += rounded(x.dtype, w[k] * f[k]);
         store<V>(x.p, x.dtype, row_at(x, r) + c, u);
     }
 };
@@ -234,7 +264,7 @@ struct scale_add_op {
 extern "C" cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g)
 {
     const scale_add_op op = {x, h, g};
-    return run_each(s, x.rows, x.cols, is_wide(x) && is_wide(h), op);
+    return run_each(s, x.rows, x.cols, is_wide(x) && is_wide(h) && (uintptr_t)g % 16 == 0, op);
 }
 
 static bool is_wide_mod(const h3_mod &m)
@@ -398,28 +428,30 @@ template <int KIND, int V, int N> struct norm_row {
                                                float inv, float (&u)[V])
     {
         const int t = a.y.dtype;
-        if (KIND == RMS_MOD) {
+        float g[V];
+        load_vector<V>(a.g, c, 1.0f, g);
+        if constexpr (KIND == RMS_MOD) {
             const int64_t at = a.m.row[r] * a.m.st_r + c;
             float sc[V], sh[V];
             load<V>(a.m.p, a.m.dtype, at + a.m.scale, sc);
             load<V>(a.m.p, a.m.dtype, at + a.m.shift, sh);
 #pragma unroll
             for (int k = 0; k < V; k++) {
-                const float v = rounded(t, u[k] * inv * (a.g ? a.g[c + k] : 1.0f));
+                const float v = rounded(t, u[k] * inv * g[k]);
                 u[k] = rounded(t, v * rounded(t, 1.0f + sc[k])) + sh[k];
             }
-            return;
-        }
+        } else if constexpr (KIND == RMS) {
 #pragma unroll
-        for (int k = 0; k < V; k++) {
-            if (KIND == RMS) {
-                float v = u[k] * inv;
-                if (a.round_first) v = rounded(t, v);
-                u[k] = v * (a.g ? a.g[c + k] : 1.0f);
-            } else {
-                const float v = (u[k] - mean) * inv;
-                u[k] = v * (a.g ? a.g[c + k] : 1.0f) + (a.b ? a.b[c + k] : 0.0f);
+            for (int k = 0; k < V; k++) {
+                const float v = u[k] * inv;
+                u[k] = (a.round_first ? rounded(t, v) : v) * g[k];
             }
+        } else {
+            float b[V];
+            load_vector<V>(a.b, c, 0.0f, b);
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                u[k] = (u[k] - mean) * inv * g[k] + b[k];
         }
     }
 };
@@ -567,71 +599,58 @@ extern "C" cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, c
     return run_norm<RMS_MOD, 1>(s, a);
 }
 
-/* The e4m3 copies of long rows: a block a row, N vectors of 8 a thread. */
-template <int N, bool IS_SILU>
+/* The e4m3 copies of long rows: a block a row, which waits in shared memory as bf16 for its scale.
+ */
+template <bool IS_SILU>
 static __global__ void quantise_kernel(const __grid_constant__ h3_rows y,
                                        const __grid_constant__ h3_rows x,
                                        const __grid_constant__ h3_rows up, void *q, float *qs)
 {
+    H3_SHARED(uint4, row_buf);
     __shared__ float part[32];
-    const int64_t r = blockIdx.x, C = x.cols, xo = row_at(x, r);
-    float u[N][8], top = 0;
+    const int64_t r = blockIdx.x, xo = row_at(x, r);
+    const int C = (int)x.cols;
+    float top = 0;
 
+    for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        float u[8];
+        load<8>(x.p, x.dtype, xo + c, u);
+        if constexpr (IS_SILU) {
+            float w[8];
+            load<8>(up.p, up.dtype, row_at(up, r) + c, w);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * 8;
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            u[i][k] = 0;
-        if (c < C) {
-            load<8>(x.p, x.dtype, xo + c, u[i]);
-            if constexpr (IS_SILU) {
-                float w[8];
-                load<8>(up.p, up.dtype, row_at(up, r) + c, w);
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    u[i][k] = kept(y.dtype, rounded(y.dtype, silu(u[i][k])) * w[k]);
-                store<8>(y.p, y.dtype, row_at(y, r) + c, u[i]);
-            }
+            for (int k = 0; k < 8; k++)
+                u[k] = kept(K_BF16, kept(K_BF16, silu_16(u[k])) * w[k]);
+            store<8>(y.p, K_BF16, row_at(y, r) + c, u);
         }
+        store<8>(row_buf, K_BF16, c, u);
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            top = fmaxf(top, fabsf(u[i][k]));
+            top = fmaxf(top, fabsf(u[k]));
     }
     top = block_max(top, part);
     const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
     if (threadIdx.x == 0) qs[r] = scale;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * 8;
+    for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) { // each thread its own part
+        float u[8];
+        load<8>(row_buf, K_BF16, c, u);
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            u[i][k] *= over;
-        if (c < C) store_e4m3<8>(q, r * C + c, u[i]);
+            u[k] *= over;
+        store_e4m3<8>(q, r * C + c, u);
     }
 }
 
-/* Rows must allow 8 at a time and hold at most 32768 columns. */
+/* bf16 rows that allow 8 at a time, at most 16384 columns. */
 template <bool IS_SILU>
 static cudaError_t run_quantise(cudaStream_t s, h3_rows y, h3_rows x, h3_rows up, void *q,
                                 float *qs)
 {
-    const int64_t per = x.cols / 8, n = div_up(per, 512);
-    const unsigned rows = (unsigned)x.rows;
-    const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
-    if (rows == 0 || per == 0) return cudaSuccess;
-    if (n > 8 || !is_wide(x) || !is_wide(up) || !is_wide(y)) return cudaErrorInvalidValue;
-    switch (n) {
-    case 1:
-        return H3_RUN((quantise_kernel<1, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
-    case 2:
-        return H3_RUN((quantise_kernel<2, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
-    case 3:
-    case 4:
-        return H3_RUN((quantise_kernel<4, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
-    default:
-        return H3_RUN((quantise_kernel<8, IS_SILU>), rows, threads, 0, s, y, x, up, q, qs);
-    }
+    if (x.rows == 0 || x.cols == 0) return cudaSuccess;
+    if (x.cols > 16384 || !is_wide(x) || !is_wide(up) || !is_wide(y) || x.dtype != K_BF16)
+        return cudaErrorInvalidValue;
+    return H3_RUN((quantise_kernel<IS_SILU>), (unsigned)x.rows, 256, (size_t)x.cols * 2, s, y, x,
+                  up, q, qs);
 }
 
 extern "C" cudaError_t h3_k_quantise(cudaStream_t s, void *y, float *scale, h3_rows x)
@@ -786,6 +805,79 @@ template <int V, int L> static __global__ void head_kernel(rope_args a)
     }
 }
 
+/* Heads of at most 8 L channels with the rotation in whole vectors of 8: a lane keeps its vector in
+ * registers and gets its partner's by an exchange. */
+template <int L> static __global__ void head_vector_kernel(const __grid_constant__ rope_args a)
+{
+    const unsigned i = blockIdx.x * (blockDim.x / L) + threadIdx.x / L, lane = threadIdx.x % L;
+    const bool is_there = i < a.n;
+    const unsigned H = (unsigned)a.H, s = is_there ? i / H : 0, h = is_there ? i - s * H : 0;
+    const int c = (int)lane * 8, R = (int)a.R, turn = R / 8; // lanes to the partner
+    const int64_t at = (int64_t)s * a.st_s + (int64_t)h * a.st_h + c;
+    const bool has_channels = c < (int)a.D, is_low = c < R, is_turned = c < 2 * R;
+    float u[8] = {}, ss = 0;
+
+    if (has_channels) load<8>(a.x, a.dtype, at, u);
+    if (a.eps > 0) {
+        float g[8];
+        load_vector<8>(has_channels ? a.g : NULL, c, 1.0f, g);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            ss += u[k] * u[k];
+#pragma unroll
+        for (int o = L / 2; o > 0; o /= 2)
+            ss += __shfl_xor_sync(0xffffffffu, ss, o);
+        const float inv = 1.0f / sqrtf(ss / (float)a.D + a.eps);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float v = u[k] * inv;
+            u[k] = kept(a.dtype, (a.round_first ? rounded(a.dtype, v) : v) * g[k]);
+        }
+    }
+    if (a.cos) {
+        const int to = (int)(threadIdx.x % 32) + (is_low ? turn : -turn);
+        float other[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            other[k] = __shfl_sync(0xffffffffu, u[k], to & 31);
+        if (is_turned) {
+            const int j = is_low ? c : c - R;
+            float co[8], si[8];
+            load<8>(a.cos, a.table, (int64_t)s * a.cos_s + j, co);
+            load<8>(a.sin, a.table, (int64_t)s * a.sin_s + j, si);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                const float own = rounded(a.table, u[k] * co[k]);
+                const float his = rounded(a.table, other[k] * si[k]);
+                u[k] = is_low ? own - his : own + his;
+            }
+        }
+    }
+    if (is_there && has_channels) store<8>(a.x, a.dtype, at, u);
+}
+
+/* True when every row of a rotation table allows 8 at a time. */
+static bool is_wide_table(const void *p, int64_t st, int table)
+{
+    return (uintptr_t)p % 16 == 0 && st * (table == K_F32 ? 4 : 2) % 16 == 0;
+}
+
+static bool fits_vectors(const rope_args &a)
+{
+    return a.D <= 256 && a.R % 8 == 0 && a.n < (int64_t)1 << 31 && (uintptr_t)a.g % 16 == 0 &&
+           is_wide_table(a.cos, a.cos_s, a.table) && is_wide_table(a.sin, a.sin_s, a.table);
+}
+
+static cudaError_t run_head_vectors(cudaStream_t s, const rope_args &a)
+{
+    const int L = a.D > 128 ? 32 : a.D > 64 ? 16 : 8;
+    const unsigned blocks = (unsigned)div_up(a.n, 256 / L);
+    if (a.n == 0) return cudaSuccess;
+    if (L == 32) return H3_RUN((head_vector_kernel<32>), blocks, 256, 0, s, a);
+    if (L == 16) return H3_RUN((head_vector_kernel<16>), blocks, 256, 0, s, a);
+    return H3_RUN((head_vector_kernel<8>), blocks, 256, 0, s, a);
+}
+
 template <int V> static cudaError_t run_heads(cudaStream_t s, const rope_args &a)
 {
     const int64_t per = div_up(a.D, V);
@@ -808,6 +900,7 @@ extern "C" cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtyp
     const int size = dtype == K_F32 ? 4 : 2;
     const bool wide = ne[2] % 8 == 0 && (uintptr_t)x % 16 == 0 && st[0] * size % 16 == 0 &&
                       st[1] * size % 16 == 0;
+    if (wide && fits_vectors(a)) return run_head_vectors(s, a);
     return wide ? run_heads<8>(s, a) : run_heads<1>(s, a);
 }
 

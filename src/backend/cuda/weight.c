@@ -159,6 +159,11 @@ static h3_status upload_companions(h3_dev *d, packed *k, const h3_weight_part *p
     return H3_OK;
 }
 
+static bool is_on_device(const h3_weight_part *p)
+{
+    return p->dev && p->dev != p->data;
+}
+
 h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out)
 {
     const h3_weight_part *p = &w->part[i];
@@ -184,7 +189,7 @@ h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out)
         for (int j = 0; j < i; j++)
             q.first += w->part[j].rows;
         /* Not brought here by a store: the backend's own copy. */
-        if (!p->dev || p->dev == p->data) H3_TRY(take_copy(d, k, p->data, p->bytes, &q.data));
+        if (!is_on_device(p)) H3_TRY(take_copy(d, k, p->data, p->bytes, &q.data));
         H3_TRY(upload_companions(d, k, p, &q));
         H3_TRY(upload_adapters(d, k, w));
         q.lora = k->lora;
@@ -193,6 +198,7 @@ h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out)
         pp->has_companions = true;
     }
     *out = pp->part;
+    if (is_on_device(p)) out->data = p->dev; // a store that streams moves it
     return H3_OK;
 }
 

@@ -68,6 +68,12 @@ template <typename T> static inline T __shfl_xor_sync(unsigned, T v, int o)
 {
     return emu::exchange(v, emu::lane() ^ (unsigned)o);
 }
+template <typename T> static inline T __shfl_sync(unsigned, T v, int from)
+{
+    return emu::exchange(v, (unsigned)from % 32);
+}
+#define __expf(v) std::exp(v) // the C library has a name like it
+static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __uint_as_float(unsigned u)
 {
     float f;
