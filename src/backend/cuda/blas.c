@@ -271,7 +271,7 @@ static h3_status describe(call *c, const h3_mm *mm, h3_cuda_math math)
     const cublasLtEpilogue_t bias = CUBLASLT_EPILOGUE_BIAS;
 
     c->alpha = 1.0f;
-    c->beta = 0.0f;
+    c->beta = mm->adds ? 1.0f : 0.0f;
     LT_TRY(cublasLtMatmulDescCreate(&c->op, compute, CUDA_R_32F));
     LT_TRY(set(c, CUBLASLT_MATMUL_DESC_TRANSA, &tw, sizeof tw));
     LT_TRY(set(c, CUBLASLT_MATMUL_DESC_TRANSB, &tx, sizeof tx));
@@ -437,7 +437,8 @@ static h3_status choose(h3_dev *d, const call *c, const h3_mm *mm, entry *e)
     for (int i = 0; i < n; i++)
         if (r[i].state == CUBLAS_STATUS_SUCCESS && is_usable(d, c, &r[i])) r[usable++] = r[i];
     if (usable == 0) return H3_OK;
-    if (2.0 * (double)mm->m * (double)mm->n * (double)mm->k > worth_measuring) {
+    /* A sum cannot be repeated in place; its first piece, of the same shape, was measured. */
+    if (!mm->adds && 2.0 * (double)mm->m * (double)mm->n * (double)mm->k > worth_measuring) {
         H3_TRY(measure(d, c, mm, r, usable));
         e->is_new = true;
     }
@@ -511,7 +512,8 @@ h3_status h3_cuda_mm(h3_dev *d, const h3_mm *mm)
                            .y = mm->y,
                            .tx = mm->tx,
                            .tw = mm->tw,
-                           .ty = mm->ty};
+                           .ty = mm->ty,
+                           .adds = mm->adds};
     d->backend->counts[H3_CUDA_N_PLAIN]++;
     H3_LAUNCH(d, h3_k_matmul(d->backend->stream, &p));
     return H3_OK;

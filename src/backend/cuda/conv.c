@@ -9,7 +9,10 @@
 #include "cuda.h"
 #include "size.h"
 
-enum { COLUMNS = 512 << 20 }; // bytes of one unfolded piece
+enum {
+    COLUMNS = 512 << 20, // bytes of one unfolded piece
+    DEPTH = 432          // terms of a picture's convolution that are summed in one go
+};
 
 /* True when t [C, T, H, W] has its positions one after another. */
 static bool is_line(h3_tensor t)
@@ -55,6 +58,8 @@ static h3_status conv_line(h3_dev *d, h3_tensor y, h3_tensor x, const void *w, i
     const int64_t P = y.ne[1] * y.ne[2] * y.ne[3], Ci = x.ne[0];
     const bool is_direct = is_pointwise(c) && is_line(x);
     const h3_unfold u = unfold_of(y, x, c);
+    /* One running sum of thousands of terms loses a digit that the encoder's posterior needs. */
+    const int64_t depth = y.ne[1] * y.ne[2] > 1 ? DEPTH : K;
     int64_t most = COLUMNS / 4 / K / 128 * 128;
 
     if (is_direct || most > P) most = P;
@@ -64,20 +69,25 @@ static h3_status conv_line(h3_dev *d, h3_tensor y, h3_tensor x, const void *w, i
     for (int64_t p = 0; p < P; p += most) {
         const int64_t n = P - p < most ? P - p : most;
         if (!is_direct) H3_LAUNCH(d, h3_k_unfold(b->stream, b->columns.p, &u, Ci, p, n));
-        const h3_mm mm = {.m = y.ne[0],
-                          .n = n,
-                          .k = K,
-                          .x = w,
-                          .w = is_direct ? x.data : b->columns.p,
-                          .y = (float *)y.data + p,
-                          .ldx = K,
-                          .ldw = is_direct ? x.st[0] : n,
-                          .ldy = y.st[0],
-                          .tx = H3_F32,
-                          .tw = H3_F32,
-                          .ty = H3_F32,
-                          .w_is_t = true};
-        H3_TRY(h3_cuda_mm(d, &mm));
+        for (int64_t k = 0; k < K; k += depth) {
+            const float *cols = is_direct ? x.data : b->columns.p;
+            const int64_t ld = is_direct ? x.st[0] : n;
+            const h3_mm mm = {.m = y.ne[0],
+                              .n = n,
+                              .k = K - k < depth ? K - k : depth,
+                              .x = (const float *)w + k,
+                              .w = cols + k * ld + (is_direct ? p : 0),
+                              .y = (float *)y.data + p,
+                              .ldx = K,
+                              .ldw = ld,
+                              .ldy = y.st[0],
+                              .tx = H3_F32,
+                              .tw = H3_F32,
+                              .ty = H3_F32,
+                              .w_is_t = true,
+                              .adds = k > 0};
+            H3_TRY(h3_cuda_mm(d, &mm));
+        }
     }
     return H3_OK;
 }

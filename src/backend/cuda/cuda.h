@@ -129,8 +129,9 @@ h3_status h3_cuda_whole(h3_dev *d, const h3_weight *w, h3_dtype want, const void
 /** Part `i` as e4m3 with one scale a row, quantised on first use and kept. */
 h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **out,
                              const float **scales);
-/** True when the bias survives rounding to `t`; then *out is a copy in that type. */
-h3_status h3_cuda_bias(h3_dev *d, const h3_weight *w, h3_dtype t, const void **out);
+/** A copy of the bias in type `t` in *out: when it survives the rounding, or `may_round`; else
+ * NULL. */
+h3_status h3_cuda_bias(h3_dev *d, const h3_weight *w, h3_dtype t, bool may_round, const void **out);
 /** True when every part already lies on the device as a plain matrix of dtype `t`. */
 bool h3_cuda_is_plain(const h3_weight *w, int i, h3_dtype t);
 /** Description of part `i` for the decoding kernel. */
@@ -149,6 +150,7 @@ typedef struct h3_mm {
     uint8_t tx, tw, ty;    ///< h3_dtype; F8_E4M3 for x and w together
     bool x_is_t;           ///< x is stored [k, m]
     bool w_is_t;           ///< w is stored [k, n]
+    bool adds;             ///< y += instead of y =
     const void *bias;      ///< [n], dtype of y, or NULL
     const float *sx, *sw;  ///< e4m3: scale of each row of x, of each row of w
 } h3_mm;

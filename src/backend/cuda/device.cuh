@@ -37,6 +37,15 @@ static __host__ __device__ __forceinline__ int64_t div_up(int64_t a, int64_t b)
 
 /* ---- numbers ---- */
 
+/* The same bits as another type; a cast of pointers would be undefined and was miscompiled. */
+template <typename T, typename U> static __device__ __forceinline__ T bits_as(const U &u)
+{
+    static_assert(sizeof(T) == sizeof(U), "types of one size");
+    T t;
+    memcpy(&t, &u, sizeof t);
+    return t;
+}
+
 static __device__ __forceinline__ float from_bf16(unsigned short h)
 {
     return __uint_as_float((unsigned)h << 16);
@@ -44,19 +53,17 @@ static __device__ __forceinline__ float from_bf16(unsigned short h)
 
 static __device__ __forceinline__ unsigned short to_bf16(float v)
 {
-    const __nv_bfloat16 b = __float2bfloat16_rn(v);
-    return *(const unsigned short *)&b;
+    return bits_as<unsigned short>(__float2bfloat16_rn(v));
 }
 
 static __device__ __forceinline__ float from_f16(unsigned short h)
 {
-    return __half2float(*(const __half *)&h);
+    return __half2float(bits_as<__half>(h));
 }
 
 static __device__ __forceinline__ unsigned short to_f16(float v)
 {
-    const __half h = __float2half_rn(v);
-    return *(const unsigned short *)&h;
+    return bits_as<unsigned short>(__float2half_rn(v));
 }
 
 /* The value v takes when it is kept in type t. */
@@ -128,9 +135,11 @@ static __device__ __forceinline__ void store(void *p, int t, int64_t i, const fl
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float a = v[8 * k + 2 * j], b = v[8 * k + 2 * j + 1];
-                const unsigned lo = t == K_BF16 ? to_bf16(a) : to_f16(a);
-                const unsigned hi = t == K_BF16 ? to_bf16(b) : to_f16(b);
-                w[j] = lo | hi << 16;
+                if (t == K_BF16) {
+                    w[j] = bits_as<unsigned>(__floats2bfloat162_rn(a, b));
+                } else {
+                    w[j] = to_f16(a) | (unsigned)to_f16(b) << 16;
+                }
             }
             *(uint4 *)((unsigned short *)p + i + 8 * k) = make_uint4(w[0], w[1], w[2], w[3]);
         }

@@ -186,7 +186,12 @@ static h3_status cuda_gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight 
         const bool is_mixed = x.dtype == H3_F32
                                   ? y.dtype != H3_F32
                                   : is_exact || (y.dtype != H3_F32 && y.dtype != x.dtype);
-        if (!is_mixed) H3_TRY(h3_cuda_bias(d, w, (h3_dtype)y.dtype, &bias));
+        /* Where the weights are rounded to 16 bits their bias is too, as in a model loaded in that
+         * type; the way through f32 would cost more than the product. */
+        bool rounds = false;
+        for (int i = 0; i < w->n_parts; i++)
+            rounds = rounds || !h3_cuda_is_plain(w, i, (h3_dtype)x.dtype);
+        if (!is_mixed) H3_TRY(h3_cuda_bias(d, w, (h3_dtype)y.dtype, rounds, &bias));
         if (is_mixed || (!bias && !h3_is_null(w->bias)))
             return multiply_wide(d, y, ldy, x, ldx, w, is_exact, act);
         H3_TRY(multiply(d, y, ldy, x, ldx, w, bias));

@@ -138,6 +138,7 @@ typedef struct h3_plain_mm {
     const void *x, *w, *bias;
     void *y;
     uint8_t tx, tw, ty;
+    bool adds;
 } h3_plain_mm;
 cudaError_t h3_k_matmul(cudaStream_t s, const h3_plain_mm *mm);
 

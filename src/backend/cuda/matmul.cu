@@ -44,6 +44,10 @@ static __global__ void matmul_kernel(const __grid_constant__ h3_plain_mm p)
                 load<1>(p.bias, p.ty, n, u);
                 v[0] += u[0];
             }
+            if (p.adds) {
+                load<1>(p.y, p.ty, m * p.y_r + n, u);
+                v[0] += u[0];
+            }
             store<1>(p.y, p.ty, m * p.y_r + n, v);
         }
 }
