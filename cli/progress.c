@@ -20,6 +20,7 @@ void progress_init(progress *p, bool is_json, bool is_verbose, bool is_quiet)
     p->is_verbose = is_verbose;
     p->is_quiet = is_quiet;
     p->is_terminal = isatty(STDERR_FILENO) == 1;
+    p->last_draw = p->is_terminal ? 0 : now();
 }
 
 void progress_clear(progress *p)
@@ -89,14 +90,19 @@ static void draw_step(progress *p, const h3_event *ev)
     const double t = now();
     const bool is_last = ev->step == ev->steps;
 
-    if (!p->is_terminal) return;
-    if (!is_last && t - p->last_draw < 0.1) return;
+    // a log gets a line now and then, a terminal one line that changes
+    if (!is_last && t - p->last_draw < (p->is_terminal ? 0.1 : 15)) return;
+    if (is_last && !p->is_terminal) return; // the end of the phase says it
     p->last_draw = t;
     clock_text(step, sizeof step, ev->seconds);
     clock_text(left, sizeof left, ev->eta_seconds);
     const int n =
         snprintf(line, sizeof line, "%-7s %lld/%lld  %s a step, %s left  [%3.0f%%]", ev->phase,
                  (long long)ev->step, (long long)ev->steps, step, left, ev->progress * 100);
+    if (!p->is_terminal) {
+        fprintf(stderr, "%s\n", line);
+        return;
+    }
     fprintf(stderr, "\r%s%*s", line, p->line_width > n ? p->line_width - n : 0, "");
     p->line_width = n;
     fflush(stderr);

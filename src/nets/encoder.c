@@ -45,6 +45,8 @@ h3_status h3_encoder_open(h3_encoder **out, h3_checkpoint *ck, h3_dev *d,
     e->act = opts->act;
     e->has_vision = opts->has_vision;
     if ((st = h3_encoder_text_bind(&e->text, ck, d, select)) != H3_OK) goto fail;
+    e->text.progress = opts->progress;
+    e->text.progress_user = opts->progress_user;
     if (e->has_vision)
         st = h3_encoder_vision_bind(&e->vision, ck, d, e->text.width);
     else

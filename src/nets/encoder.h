@@ -14,7 +14,7 @@
 #ifndef H3_NETS_ENCODER_H
 #define H3_NETS_ENCODER_H
 
-#include "encoder_vision.h"
+#include "encoder_text.h"
 
 enum { H3_ENCODER_SELECT = 50 }; ///< the released model conditions on the state after layer 50
 
@@ -22,7 +22,9 @@ typedef struct h3_encoder_opts {
     h3_dtype act; ///< H3_F32 or H3_BF16: dtype of every activation and of the output
     int32_t
         select; ///< how many decoder layers run; 0: H3_ENCODER_SELECT. At most those of the file
-    bool has_vision; ///< bind the vision tower
+    bool has_vision;       ///< bind the vision tower
+    h3_layers_fn progress; ///< after each decoder layer; may be NULL
+    void *progress_user;
 } h3_encoder_opts;
 
 /** One request. Host arrays, borrowed for the call. */

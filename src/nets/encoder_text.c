@@ -310,6 +310,7 @@ h3_status h3_encoder_text_forward(const h3_encoder_text *t, h3_dev *d, h3_store 
         st = run_layer(t, d, i, x, cos, sin, cu);
         if (store) h3_store_release(store, first + 1 + i);
         H3_TRY(st);
+        if (t->progress && store) t->progress(t->progress_user, i + 1, t->n_layers);
         if (i >= n_deep || i + 1 == t->n_layers || !n_insert) continue;
         for (int k = 0; k < n_insert; k++)
             H3_TRY(d->ops->scatter_add_rows(d, x, insert[k].seen->deep[i], insert[k].index));

@@ -9,6 +9,9 @@
 
 #include "encoder_vision.h"
 
+/** `done` of `total` layers have been run (on a GPU: handed to it). */
+typedef void (*h3_layers_fn)(void *user, int64_t done, int64_t total);
+
 typedef struct h3_encoder_layer {
     h3_tensor norm1, norm2, q_norm, k_norm; ///< [C], [C], [D], [D]
     h3_weight q, k, v, o;                   ///< [H D, C], [K D, C], [K D, C], [C, H D]
@@ -23,6 +26,8 @@ typedef struct h3_encoder_text {
     int32_t *axis;   ///< [D / 2] which position axis drives the pair
     h3_weight embed; ///< [vocab, C]
     h3_encoder_layer *layer;
+    h3_layers_fn progress; ///< may be NULL
+    void *progress_user;
 } h3_encoder_text;
 
 /** One kind of vision rows and where they go: index [n] i32 on the device, ascending. */

@@ -327,6 +327,7 @@ h3_status h3_job_run(h3_job *j)
                                j->plan->n_frames));
     H3_TRY(h3_job_present(j));
     H3_TRY(h3_job_same_request(j));
+    H3_TRY(h3_job_check_noise(j));
     H3_TRY(h3_job_plan_memory(j));
     h3_job_phase_end(j);
     h3_job_turn(j, H3_FIT_TEXT);

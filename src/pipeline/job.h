@@ -62,6 +62,8 @@ h3_status h3_job_text(h3_job *j);
 /** The request as the encoder takes it; points into j. */
 h3_encoder_in h3_job_encoder_in(const h3_job *j);
 h3_status h3_job_encode(h3_job *j);
+/** Refuses a noise file that does not fit the request, before anything is computed. */
+h3_status h3_job_check_noise(const h3_job *j);
 h3_status h3_job_noise(h3_job *j);
 h3_status h3_job_sample(h3_job *j);
 
@@ -128,6 +130,9 @@ uint64_t h3_fnv(uint64_t h, const void *p, size_t n);
 json_t *h3_job_settings(const h3_job *j);
 
 /** Everything the plan decided, as JSON (plan_json.c). */
+/** A seed as JSON: a number, or a string of digits above 2^63 - 1, which JSON readers cannot hold.
+ */
+json_t *h3_json_seed(uint64_t seed);
 json_t *h3_plan_describe(const h3_plan *p, const h3_sources *s, const h3_request *rq);
 
 #endif

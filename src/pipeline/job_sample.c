@@ -9,9 +9,9 @@
 
 /* -------------------------------------------------------------------------------------- noise */
 
-/* The caller's own noise: video [1, 24, T, h, w] or [24, T, h, w], audio [2, 32, n]. */
-static h3_status read_noise(const h3_manifest *m, const char *path, const char *name, float *out,
-                            int64_t n)
+/* The caller's own noise: video [1, 24, T, h, w] or [24, T, h, w], audio [2, 32, n]; n numbers. */
+static h3_status find_noise(const h3_manifest *m, const char *path, const char *name, int64_t n,
+                            const void **out)
 {
     const h3_entry *e = h3_manifest_find(m, name);
 
@@ -22,27 +22,60 @@ static h3_status read_noise(const h3_manifest *m, const char *path, const char *
             path, name, e->bytes,
             e->dtype < H3_DTYPE_COUNT ? h3_dtype_name((h3_dtype)e->dtype) : "a ggml type",
             (long long)n);
-    memcpy(out, e->data, e->bytes);
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(out[i]))
+    for (int64_t i = 0; i < n; i++) {
+        float x;
+        memcpy(&x, e->data + (size_t)i * sizeof x, sizeof x);
+        if (!isfinite(x))
             return h3_fail(H3_E_NUMERIC, "%s: tensor %s holds NaN or infinity", path, name);
+    }
+    *out = e->data;
     return H3_OK;
+}
+
+/* How many numbers the request's noise has: video, then audio. */
+static void noise_sizes(const h3_plan *p, int64_t n[2])
+{
+    n[0] = H3_VIDEO_CHANNELS * p->latent.t * p->latent.h * p->latent.w;
+    n[1] = 2 * H3_AUDIO_LATENT_CHANNELS * p->n_audio;
+}
+
+h3_status h3_job_check_noise(const h3_job *j)
+{
+    const char *path = j->rq->noise_path;
+    const void *data;
+    h3_manifest *m = NULL;
+    int64_t n[2];
+    h3_status st;
+
+    if (!path) return H3_OK;
+    noise_sizes(j->plan, n);
+    st = h3_manifest_open(&m, path);
+    if (st == H3_OK) st = find_noise(m, path, "video", n[0], &data);
+    if (st == H3_OK) st = find_noise(m, path, "audio", n[1], &data);
+    h3_manifest_close(&m);
+    return st;
 }
 
 static h3_status inject_noise(const h3_job *j, float *video, float *audio_rows)
 {
-    const h3_plan *p = j->plan;
-    const int64_t na = p->n_audio, nv = H3_VIDEO_CHANNELS * p->latent.t * p->latent.h * p->latent.w;
-    float *audio = malloc((size_t)(2 * H3_AUDIO_LATENT_CHANNELS * na) * sizeof(float));
+    const char *path = j->rq->noise_path;
+    const void *from_video, *from_audio;
+    float *audio = NULL;
     h3_manifest *m = NULL;
+    int64_t n[2];
     h3_status st;
 
-    if (!audio) return h3_fail(H3_E_NOMEM, "no memory for the noise of %s", j->rq->noise_path);
-    st = h3_manifest_open(&m, j->rq->noise_path);
-    if (st == H3_OK) st = read_noise(m, j->rq->noise_path, "video", video, nv);
-    if (st == H3_OK)
-        st = read_noise(m, j->rq->noise_path, "audio", audio, 2 * H3_AUDIO_LATENT_CHANNELS * na);
-    if (st == H3_OK) h3_audio_to_rows(audio_rows, audio, 2, H3_AUDIO_LATENT_CHANNELS, na);
+    noise_sizes(j->plan, n);
+    st = h3_manifest_open(&m, path);
+    if (st == H3_OK) st = find_noise(m, path, "video", n[0], &from_video);
+    if (st == H3_OK) st = find_noise(m, path, "audio", n[1], &from_audio);
+    if (st == H3_OK && !(audio = malloc((size_t)n[1] * sizeof(float))))
+        st = h3_fail(H3_E_NOMEM, "no memory for the noise of %s", path);
+    if (st == H3_OK) {
+        memcpy(video, from_video, (size_t)n[0] * sizeof(float));
+        memcpy(audio, from_audio, (size_t)n[1] * sizeof(float)); // aligned, whatever the file is
+        h3_audio_to_rows(audio_rows, audio, 2, H3_AUDIO_LATENT_CHANNELS, j->plan->n_audio);
+    }
     h3_manifest_close(&m);
     free(audio);
     return st;

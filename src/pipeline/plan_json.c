@@ -1,4 +1,5 @@
 /** The plan as JSON: what `h3av plan` prints and the first event of every run. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "job.h"
@@ -92,6 +93,15 @@ static json_t *conditions(const h3_plan *p, const h3_sources *s)
     return list;
 }
 
+json_t *h3_json_seed(uint64_t seed)
+{
+    char text[24];
+
+    if (seed <= INT64_MAX) return json_integer((json_int_t)seed);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
+    return json_string(text);
+}
+
 json_t *h3_plan_describe(const h3_plan *p, const h3_sources *s, const h3_request *rq)
 {
     json_t *o = json_object(), *notes = json_array();
@@ -110,7 +120,7 @@ json_t *h3_plan_describe(const h3_plan *p, const h3_sources *s, const h3_request
                                   (json_int_t)p->latent.w));
     json_object_set_new(o, "audio_latents", json_integer(p->n_audio));
     json_object_set_new(o, "media_rows", json_integer(p->n_media_rows));
-    json_object_set_new(o, "seed", json_integer((json_int_t)p->seed));
+    json_object_set_new(o, "seed", h3_json_seed(p->seed));
     json_object_set_new(o, "noise_order",
                         json_string(p->noise_order == H3_NOISE_RESTART ? "omni" : "diffusers"));
     json_object_set_new(o, "steps", json_integer(p->video.n_sigmas));
