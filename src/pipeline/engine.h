@@ -6,7 +6,9 @@
 
 #include "checkpoint.h"
 #include "fit.h"
+#include "layout.h"
 #include "lora.h"
+#include "memo.h"
 #include "model.h"
 #include "preset.h"
 #include "ranks.h"
@@ -39,6 +41,8 @@ struct h3_engine {
     h3_ckpt_opts ckpt;
     h3_tok *tok;
     bool has_timing;
+    bool keeps; ///< remembers results between requests
+    h3_memo embeds, condition[H3_MAX_CONDITIONS], sound[H3_MAX_CONDITIONS];
     size_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
     h3_offload offload;
     h3_quant_choice quant;

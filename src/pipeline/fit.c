@@ -546,7 +546,8 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
                                 : rq->frames_dir ? rq->frames_dir
                                                  : rq->wav_path,
                                 e->ram_limit);
-    if (h3_comm_size(e->comm) > 1) out->room.ram_free /= (size_t)e->comm->n_local; // all take as much
+    if (h3_comm_size(e->comm) > 1)
+        out->room.ram_free /= (size_t)e->comm->n_local; // all take as much
     if (st == H3_OK && e->dev->memory) {
         out->room.has_device = true;
         st = e->dev->memory(e->dev, &out->room.vram_free, &out->room.vram_total);

@@ -163,6 +163,8 @@ static h3_status open_engine(h3_engine **out, const h3_engine_opts *opts)
     h3_register_builtin();
     e->is_builtin = !opts->model || h3_is_builtin(opts->model);
     e->has_timing = opts->has_timing;
+    e->keeps =
+        opts->keep_loaded && !opts->ranks; // ranks share the encoding: all or none would recall
     e->comm = opts->ranks ? opts->ranks->comm : NULL;
     if (e->comm) e->comm->cancel = &e->cancel;
     if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
@@ -203,6 +205,11 @@ void h3_engine_close(h3_engine **ep)
     for (int i = 0; i < e->n_loras; i++)
         free(e->lora[i]);
     free(e->part_notes);
+    h3_memo_free(&e->embeds);
+    for (int i = 0; i < H3_MAX_CONDITIONS; i++) {
+        h3_memo_free(&e->condition[i]);
+        h3_memo_free(&e->sound[i]);
+    }
     h3_model_free(&e->model);
     if (e->dev) h3_comm_detach(e->comm, e->dev);
     if (e->comm) e->comm->cancel = NULL;
@@ -231,10 +238,10 @@ static json_t *result_json(const h3_result *rs)
                                                 "seconds", rs->phase[i].seconds, "peak_rss",
                                                 (json_int_t)rs->phase[i].peak_rss));
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rs->latent_hash);
-    return json_pack("{s:i, s:i, s:i, s:I, s:i, s:i, s:I, s:f, s:f, s:I, s:I, s:I, s:s, s:s, s:o}",
+    return json_pack("{s:i, s:i, s:i, s:I, s:i, s:i, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:s, s:o}",
                      "width", rs->width, "height", rs->height, "frames", rs->frames, "samples",
                      (json_int_t)rs->samples, "steps", rs->steps, "forwards", rs->n_forwards,
-                     "seed", (json_int_t)rs->seed, "seconds", rs->seconds_total, "step_seconds",
+                     "seed", h3_json_seed(rs->seed), "seconds", rs->seconds_total, "step_seconds",
                      rs->step_seconds, "peak_rss", (json_int_t)rs->peak_rss, "peak_device",
                      (json_int_t)rs->peak_device, "scratch", (json_int_t)rs->scratch_bytes, "codec",
                      rs->codec, "latents", hash, "phases", phases);

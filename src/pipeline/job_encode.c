@@ -11,8 +11,47 @@ enum {
     POSTERIOR_SEED = 42
 }; // the reference's, anew for every condition whatever the request's seed
 
-static h3_status encode_pixels(h3_job *j, h3_video_vae *v, int i)
+static h3_memo_key pixels_key(const h3_job *j, const h3_checkpoint *ck, int i)
 {
+    const h3_condition *c = &j->plan->conditions[i];
+    const h3_prepared *p = &j->prepared[i];
+    const int64_t n = c->shape.kind == H3_COND_VIDEO ? c->n_encoded : 1;
+    const int64_t ne[3] = {n, p->h, p->w};
+    h3_memo_key k = h3_memo_start(h3_ckpt_fingerprint(ck));
+
+    h3_memo_mix(&k, ne, sizeof ne);
+    h3_memo_mix(&k, p->rgb, (size_t)(n * p->h * p->w) * 3);
+    return k;
+}
+
+static h3_memo_key sound_key(const h3_job *j, const h3_checkpoint *ck, int i)
+{
+    const h3_prepared *p = &j->prepared[i];
+    h3_memo_key k = h3_memo_start(h3_ckpt_fingerprint(ck));
+
+    h3_memo_mix(&k, p->pcm, (size_t)(2 * p->n_samples) * sizeof(float));
+    return k;
+}
+
+/* A condition of the request before, or `encode` it and remember that. */
+static h3_status recall_or(h3_job *j, h3_memo *m, h3_memo_key key, float **out, size_t bytes,
+                           h3_status (*encode)(h3_job *, void *, int), void *net, int i)
+{
+    h3_status st;
+
+    if (!j->e->keeps || j->e->dev->tap) return encode(j, net, i);
+    *out = malloc(bytes);
+    if (*out && h3_memo_recall(m, key, *out, bytes)) return H3_OK;
+    free(*out);
+    *out = NULL;
+    st = encode(j, net, i);
+    if (st == H3_OK) h3_memo_keep(m, key, *out, bytes);
+    return st;
+}
+
+static h3_status encode_pixels(h3_job *j, void *net, int i)
+{
+    h3_video_vae *v = net;
     const h3_condition *c = &j->plan->conditions[i];
     const h3_prepared *p = &j->prepared[i];
     const int64_t n = c->shape.kind == H3_COND_VIDEO ? c->n_encoded : 1;
@@ -52,12 +91,29 @@ static h3_status encode_all_pixels(h3_job *j)
     if (st == H3_OK) st = h3_video_vae_open(&v, e->dev, ck, H3_VIDEO_VAE_ENCODER);
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
         if (!h3_job_is_mine(j, i)) continue;
-        if (j->plan->conditions[i].shape.kind != H3_COND_AUDIO) st = encode_pixels(j, v, i);
+        const h3_condition_shape *c = &j->plan->conditions[i].shape;
+        if (c->kind != H3_COND_AUDIO)
+            st = recall_or(j, &e->condition[i],
+                           e->keeps ? pixels_key(j, ck, i) : (h3_memo_key){0, 0}, &j->condition[i],
+                           (size_t)(H3_VIDEO_CHANNELS * c->t * c->h * c->w) * sizeof(float),
+                           encode_pixels, v, i);
         if (st == H3_OK) h3_job_step(j, i + 1, j->plan->n_conditions, 0);
     }
     h3_video_vae_close(&v);
     h3_ckpt_close(&ck);
     return h3_job_name_stage(st, "video encoder");
+}
+
+static h3_status encode_sound(h3_job *j, void *net, int i)
+{
+    const h3_prepared *p = &j->prepared[i];
+    const int64_t n = j->plan->conditions[i].shape.n_audio;
+
+    j->sound_rows[i] = malloc((size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    if (!j->sound_rows[i])
+        return h3_fail(H3_E_NOMEM, "no memory for the sound of condition %d", i + 1);
+    return h3_audio_vae_encode(j->e->dev, net, h3_tensor_2d(p->pcm, H3_F32, 2, p->n_samples), false,
+                               j->sound_rows[i]);
 }
 
 static h3_status encode_all_sound(h3_job *j)
@@ -70,15 +126,12 @@ static h3_status encode_all_sound(h3_job *j)
     st = h3_ckpt_open(&ck, e->model.audio_vae, H3_ROLE_AUDIO_VAE, &e->ckpt);
     if (st == H3_OK) st = h3_audio_vae_open(&v, e->dev, ck, H3_AUDIO_VAE_ENCODER);
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
-        const h3_prepared *p = &j->prepared[i];
         const int64_t n = j->plan->conditions[i].shape.n_audio;
         if (n == 0 || !h3_job_is_mine(j, i)) continue;
-        j->sound_rows[i] = malloc((size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
-        if (!j->sound_rows[i])
-            st = h3_fail(H3_E_NOMEM, "no memory for the sound of condition %d", i + 1);
-        else
-            st = h3_audio_vae_encode(e->dev, v, h3_tensor_2d(p->pcm, H3_F32, 2, p->n_samples),
-                                     false, j->sound_rows[i]);
+        st =
+            recall_or(j, &e->sound[i], e->keeps ? sound_key(j, ck, i) : (h3_memo_key){0, 0},
+                      &j->sound_rows[i], (size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float),
+                      encode_sound, v, i);
     }
     h3_audio_vae_close(&v);
     h3_ckpt_close(&ck);

@@ -50,6 +50,44 @@ h3_encoder_in h3_job_encoder_in(const h3_job *j)
     };
 }
 
+static void mix_media(h3_memo_key *k, const h3_encoder_media *m, int64_t n_rows, int64_t row_size)
+{
+    h3_memo_mix(k, m->grid, (size_t)m->n * 3 * sizeof *m->grid);
+    h3_memo_mix(k, m->patches, (size_t)(n_rows * row_size) * sizeof(float));
+}
+
+/* Everything the conditioner sees, and what it is. */
+static h3_memo_key embeds_key(const h3_job *j, const h3_checkpoint *ck, const h3_encoder_in *in)
+{
+    const h3_vision *v = &j->vision;
+    h3_memo_key k = h3_memo_start(h3_ckpt_fingerprint(ck));
+    const size_t n = (size_t)in->n_rows;
+
+    h3_memo_mix(&k, &j->e->act, sizeof j->e->act);
+    h3_memo_mix(&k, in->ids, n * sizeof *in->ids);
+    h3_memo_mix(&k, in->positions, 3 * n * sizeof *in->positions);
+    h3_memo_mix(&k, in->mm, n);
+    mix_media(&k, &in->image, v->n_image_rows, h3_patch_row_size(&v->image));
+    mix_media(&k, &in->video, v->n_video_rows, h3_patch_row_size(&v->video));
+    return k;
+}
+
+/* The embeddings of the request before, when nothing that makes them has changed. */
+static bool recall_embeds(h3_job *j, h3_memo_key key, int64_t n_rows)
+{
+    const h3_memo *m = &j->e->embeds;
+    const size_t row = (size_t)n_rows * h3_dtype_bytes((h3_dtype)j->e->act);
+    void *host;
+
+    if (!m->data || m->bytes % row || !(host = malloc(m->bytes))) return false;
+    if (!h3_memo_recall(m, key, host, m->bytes)) {
+        free(host);
+        return false;
+    }
+    j->embeds = h3_tensor_2d(host, (h3_dtype)j->e->act, n_rows, (int64_t)(m->bytes / row));
+    return true;
+}
+
 static h3_status run_encoder(h3_job *j)
 {
     h3_engine *e = j->e;
@@ -66,6 +104,9 @@ static h3_status run_encoder(h3_job *j)
     how.extra = e->model.mmproj;
     st = h3_ckpt_open(&ck, e->model.text_encoder, H3_ROLE_TEXT_ENCODER, &how);
     if (st == H3_OK) st = check_markers(j, ck);
+    const bool keeps = st == H3_OK && e->keeps && !e->dev->tap;
+    const h3_memo_key key = keeps ? embeds_key(j, ck, &in) : (h3_memo_key){0, 0};
+    if (keeps && recall_embeds(j, key, in.n_rows)) goto done;
     if (st == H3_OK) st = h3_encoder_open(&enc, ck, e->dev, &opts);
     if (st == H3_OK) st = h3_encoder_scratch_bytes(enc, &in, &bytes);
     if (st == H3_OK) st = h3_dev_scratch(e->dev, bytes);
@@ -80,6 +121,8 @@ static h3_status run_encoder(h3_job *j)
               : h3_fail(H3_E_NOMEM, "no memory for prompt embeddings");
     j->embeds = h3_tensor_2d(host, opts.act, ne[0], ne[1]);
     h3_tap(e->dev, out, "prompt_embeds");
+    if (keeps && st == H3_OK)
+        h3_memo_keep(&e->embeds, key, host, (size_t)(ne[0] * ne[1]) * h3_dtype_bytes(opts.act));
 
 done:
     h3_dev_free(e->dev, &out);
