@@ -156,9 +156,13 @@ static h3_status join_shapes(h3_checkpoint *ck, h3_item *it)
         if (rank[0] < 1 || ne[0][0] % 2) return bad_item(ck, it, "has no two equal halves of rows");
         return H3_OK;
     case H3_PIECE_NORM:
-        if (rank[1] < 1 || it->src[0].e->bytes / h3_dtype_bytes(H3_F32) != (size_t)ne[1][0] ||
-            it->src[0].e->dtype != H3_F32 || it->src[1].e->dtype != H3_F32)
-            return bad_item(ck, it, "weight norm needs F32 pieces, one norm per first index");
+        for (int i = 0; i < 2; i++)
+            if (it->src[i].e->dtype != H3_F32 && it->src[i].e->dtype != H3_BF16 &&
+                it->src[i].e->dtype != H3_F16)
+                return bad_item(ck, it, "weight norm needs F32, BF16 or F16 pieces");
+        if (rank[1] < 1 ||
+            it->src[0].e->bytes / h3_dtype_bytes(it->src[0].e->dtype) != (size_t)ne[1][0])
+            return bad_item(ck, it, "weight norm needs one norm per first index");
         return H3_OK;
     case H3_PIECE_FRAME:
         if (rank[0] != 4 || rank[1] != 4 || memcmp(ne[0], ne[1], sizeof ne[0]) != 0)
@@ -485,15 +489,16 @@ static h3_status multiply_out(const h3_checkpoint *ck, const h3_item *it, float 
 {
     const h3_entry *g = it->src[0].e, *v = it->src[1].e;
     const int64_t rows = v->ne[0];
-    const int64_t cols = rows ? (int64_t)(v->bytes / 4) / rows : 0;
+    const size_t g_size = h3_dtype_bytes(g->dtype);
+    const int64_t cols = rows ? (int64_t)(v->bytes / h3_dtype_bytes(v->dtype)) / rows : 0;
 
-    h3_decode_dtype(H3_F32, v->data, rows * cols, w);
+    h3_decode_dtype(v->dtype, v->data, rows * cols, w);
     for (int64_t r = 0; r < rows; r++) {
         double sum = 0;
         float gain;
         for (int64_t c = 0; c < cols; c++)
             sum += (double)w[r * cols + c] * (double)w[r * cols + c];
-        memcpy(&gain, g->data + 4 * r, 4);
+        h3_decode_dtype(g->dtype, g->data + (size_t)r * g_size, 1, &gain);
         if (!(sum <= 1e30) || !(fabsf(gain) <= 1e15f)) // the norm would hide it
             return h3_fail(H3_E_NUMERIC,
                            "%s: tensor \"%s\", row %lld, is no finite number to "

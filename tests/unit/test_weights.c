@@ -24,6 +24,7 @@
 #include "json.h"
 #include "parts.h"
 #include "qkv_check.h"
+#include "test_models.h"
 #include "writer.h"
 
 #define DATA H3_SOURCE_DIR "/tests/data/"
@@ -254,12 +255,15 @@ static void compare_layouts(const char *a, const char *b, h3_role role)
 static void test_layouts(void **state)
 {
     (void)state;
-    compare_layouts(TINY "original/FL2VA/transformer", TINY "diffusers/transformer", H3_ROLE_DIT);
-    compare_layouts(TINY "original/Ref2VA/transformer", TINY "diffusers/transformer_ref",
+    compare_layouts(TINY "original/FL2VA/transformer", test_model(TINY "diffusers/transformer"),
                     H3_ROLE_DIT);
-    compare_layouts(TINY "original/FL2VA/video_vae", TINY "diffusers/vae", H3_ROLE_VIDEO_VAE);
-    compare_layouts(TINY "original/FL2VA/audio_vae", TINY "diffusers/audio_vae", H3_ROLE_AUDIO_VAE);
-    compare_layouts(TINY "original/FL2VA/text_encoder", TINY "diffusers/text_encoder",
+    compare_layouts(TINY "original/Ref2VA/transformer",
+                    test_model(TINY "diffusers/transformer_ref"), H3_ROLE_DIT);
+    compare_layouts(TINY "original/FL2VA/video_vae", test_model(TINY "diffusers/vae"),
+                    H3_ROLE_VIDEO_VAE);
+    compare_layouts(TINY "original/FL2VA/audio_vae", test_model(TINY "diffusers/audio_vae"),
+                    H3_ROLE_AUDIO_VAE);
+    compare_layouts(TINY "original/FL2VA/text_encoder", test_model(TINY "diffusers/text_encoder"),
                     H3_ROLE_TEXT_ENCODER);
 }
 
@@ -284,7 +288,7 @@ static void test_binding(void **state)
         h3_tensor v;
         int rank;
         int64_t ne[8];
-        must(h3_ckpt_open(&ck, cases[i].path, H3_ROLE_DIT, NULL));
+        must(h3_ckpt_open(&ck, test_model(cases[i].path), H3_ROLE_DIT, NULL));
         assert_true(h3_ckpt_shape(ck, "blocks.0.attn.qkv_proj.weight", &rank, ne));
         must(h3_ckpt_matrix(ck, d, &w, "blocks.0.attn.qkv_proj", ne[0], ne[1], false));
         assert_int_equal(w.n_parts, cases[i].qkv_parts);
@@ -304,8 +308,9 @@ static void test_binding(void **state)
         must(h3_ckpt_finish(ck));
         h3_ckpt_close(&ck);
     }
-    must_fail(h3_ckpt_open(&(h3_checkpoint *){NULL}, TINY "diffusers/vae", H3_ROLE_DIT, NULL),
-              H3_E_FORMAT, "video VAE");
+    must_fail(
+        h3_ckpt_open(&(h3_checkpoint *){NULL}, test_model(TINY "diffusers/vae"), H3_ROLE_DIT, NULL),
+        H3_E_FORMAT, "video VAE");
     h3_dev_close(&d);
 }
 
@@ -499,7 +504,7 @@ static void test_inspect(void **state)
     assert_null(strstr(text, "PROBLEM"));
     free(text);
     json_decref(o);
-    must(h3_inspect_path(&o, TINY "diffusers", NULL, false));
+    must(h3_inspect_path(&o, test_model(TINY "diffusers"), NULL, false));
     assert_int_equal(json_array_size(json_object_get(o, "missing")), 0);
     assert_string_equal(text_at(o, "parts", "dit_ref", "partition"), "ref2va");
     json_decref(o);
@@ -585,6 +590,95 @@ static void test_json(void **state)
     free(deep);
 }
 
+/* ---- weight norm ---- */
+
+/* The audio VAE again, every norm and direction rounded to `round` and stored as `keep`. */
+static char *normed_audio(h3_dtype round, h3_dtype keep)
+{
+    char *path = temporary(".safetensors");
+    h3_manifest *m = NULL;
+    h3_writer *w = NULL;
+
+    must(h3_manifest_open(&m, TINY "original/FL2VA/audio_vae/model.safetensors"));
+    must(h3_writer_open(&w, path));
+    for (int k = 0; k < 2; k++) {
+        for (int64_t i = 0; i < h3_manifest_count(m); i++) {
+            const h3_entry *e = h3_manifest_at(m, i);
+            const bool is_norm = strstr(e->name, ".weight_g") || strstr(e->name, ".weight_v");
+            const int64_t n = (int64_t)(e->bytes / 4);
+            if (k == 0) {
+                must(h3_writer_declare(w, e->name, is_norm ? keep : (h3_dtype)e->dtype, e->rank,
+                                       e->ne));
+                continue;
+            }
+            if (!is_norm) {
+                must(h3_writer_put(w, e->data, e->bytes));
+                continue;
+            }
+            assert_int_equal(e->dtype, H3_F32);
+            for (int64_t c = 0; c < n; c++) {
+                float v;
+                memcpy(&v, e->data + 4 * c, 4);
+                const uint16_t h = round == H3_BF16 ? h3_f32_to_bf16(v) : h3_f32_to_f16(v);
+                const float back = round == H3_BF16 ? h3_bf16_to_f32(h) : h3_f16_to_f32(h);
+                if (h3_dtype_bytes(keep) == 4)
+                    must(h3_writer_put(w, &back, 4));
+                else
+                    must(h3_writer_put(w, &h, 2));
+            }
+        }
+        if (k == 0) must(h3_writer_begin(w));
+    }
+    must(h3_writer_commit(&w));
+    h3_manifest_close(&m);
+    return path;
+}
+
+/* Halves of a norm multiply out to what the same numbers in F32 do; integers are refused. */
+static void test_norms_in_halves(void **state)
+{
+    static const char *const names[] = {"decoder.conv_pre.weight", "encoder.conv_pre.weight",
+                                        "decoder.conv_post.weight"};
+    (void)state;
+
+    for (int k = 0; k < 2; k++) {
+        const h3_dtype half = k ? H3_F16 : H3_BF16;
+        char *plain = normed_audio(half, H3_F32), *small = normed_audio(half, half);
+        h3_checkpoint *a = NULL, *b = NULL;
+        int n_seen = 0;
+
+        must(h3_ckpt_open(&a, plain, H3_ROLE_AUDIO_VAE, NULL));
+        must(h3_ckpt_open(&b, small, H3_ROLE_AUDIO_VAE, NULL));
+        for (int i = 0; i < 3; i++) {
+            int rank;
+            int64_t ne[8], n = 1;
+            if (!h3_ckpt_shape(a, names[i], &rank, ne)) continue;
+            n_seen++;
+            for (int r = 0; r < rank; r++)
+                n *= ne[r];
+            float *x = malloc((size_t)n * 4), *y = malloc((size_t)n * 4);
+            must(h3_ckpt_floats(a, x, names[i], n));
+            must(h3_ckpt_floats(b, y, names[i], n));
+            assert_memory_equal(x, y, (size_t)n * 4);
+            free(x);
+            free(y);
+        }
+        assert_true(n_seen >= 2);
+        h3_ckpt_close(&a);
+        h3_ckpt_close(&b);
+        unlink(plain);
+        unlink(small);
+        free(plain);
+        free(small);
+    }
+    char *ints = normed_audio(H3_BF16, H3_I32);
+    h3_checkpoint *ck = NULL;
+    must_fail(h3_ckpt_open(&ck, ints, H3_ROLE_AUDIO_VAE, NULL), H3_E_SHAPE, "F32, BF16 or F16");
+    h3_ckpt_close(&ck);
+    unlink(ints);
+    free(ints);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -594,7 +688,7 @@ int main(void)
         cmocka_unit_test(test_order_override), cmocka_unit_test(test_prefix),
         cmocka_unit_test(test_statistics),     cmocka_unit_test(test_convert),
         cmocka_unit_test(test_inspect),        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json),           cmocka_unit_test(test_norms_in_halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
