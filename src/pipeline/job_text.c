@@ -88,11 +88,29 @@ static bool recall_embeds(h3_job *j, h3_memo_key key, int64_t n_rows)
     return true;
 }
 
+typedef struct layers_user {
+    h3_job *j;
+    double last; ///< when the layer before ended
+} layers_user;
+
+static void layer_done(void *user, int64_t done, int64_t total)
+{
+    layers_user *u = user;
+    const double now = h3_now();
+
+    h3_job_step(u->j, done, total, now - u->last);
+    u->last = now;
+}
+
 static h3_status run_encoder(h3_job *j)
 {
     h3_engine *e = j->e;
     const bool has_vision = j->prompt.n_images + j->prompt.n_videos > 0;
-    const h3_encoder_opts opts = {.act = (h3_dtype)e->act, .has_vision = has_vision};
+    layers_user layers = {j, h3_now()};
+    const h3_encoder_opts opts = {.act = (h3_dtype)e->act,
+                                  .has_vision = has_vision,
+                                  .progress = layer_done,
+                                  .progress_user = &layers};
     const h3_encoder_in in = h3_job_encoder_in(j);
     h3_checkpoint *ck = NULL;
     h3_encoder *enc = NULL;
