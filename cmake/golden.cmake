@@ -2,7 +2,8 @@
 # build a program with its own kinds only: h3av-golden-plan, h3av-golden-dit, ...
 function(golden_program target)
     cmake_parse_arguments(G "" "" "KINDS" ${ARGN})
-    add_executable(${target} EXCLUDE_FROM_ALL tests/golden/golden.c tests/golden/golden_main.c)
+    add_executable(${target} EXCLUDE_FROM_ALL tests/golden/golden.c tests/golden/golden_main.c
+                   ${test_models})
     target_link_libraries(${target} PRIVATE h3_tensor h3_backends h3_base PkgConfig::JANSSON)
     foreach(kind ${G_KINDS})
         string(TOUPPER ${kind} upper)
@@ -10,7 +11,7 @@ function(golden_program target)
         target_compile_definitions(${target} PRIVATE GOLDEN_${upper}=1)
         target_link_libraries(${target} PRIVATE ${golden_rooms_${kind}})
     endforeach()
-    target_include_directories(${target} PRIVATE tests/golden)
+    target_include_directories(${target} PRIVATE tests/golden tests/models)
 endfunction()
 
 # Which rooms a runner needs beside tensor and base.

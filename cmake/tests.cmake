@@ -1,3 +1,8 @@
+# A program that makes a model of tests/data that is not stored: for scripts.
+add_executable(test_model tests/models/main.c ${test_models})
+target_include_directories(test_model PRIVATE tests/models)
+target_link_libraries(test_model PRIVATE h3_base PkgConfig::JANSSON m)
+
 # The program and the library from the outside.
 if(TARGET h3av)
     add_test(NAME e2e_cli COMMAND ${CMAKE_SOURCE_DIR}/tests/e2e/cli.sh $<TARGET_FILE:h3av> ${CMAKE_SOURCE_DIR})

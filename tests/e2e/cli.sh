@@ -64,7 +64,8 @@ check "no latents left" "$(ls ./*.latents 2>/dev/null | wc -l)" 0
 # ---- bf16 stream and the other layout run too
 succeeds "bf16" generate -p x $small --dtype bf16 -o c.mp4
 succeeds "released folder" generate -p x $small -m "$data/tiny-h3/original" -o c.mp4
-succeeds "diffusers folder" generate -p x $small -m "$data/tiny-h3/diffusers" -o d.mp4
+"$(dirname "$h3av")/test_model" "$data/tiny-h3/diffusers" diffusers || bad "second layout"
+succeeds "diffusers folder" generate -p x $small -m diffusers -o d.mp4
 check "both layouts give the same file" "$(cmp c.mp4 d.mp4 && echo same)" same
 
 # ---- frames, sound, latents
@@ -92,7 +93,7 @@ check "tokenize is JSON" "$(python3 -c 'import json; d = json.load(open("out"));
 succeeds "dump one" dump "$data/tiny-h3/original/FL2VA/transformer" --tensor rope.inv_freq -o t.safetensors
 succeeds "dump all" dump "$data/tiny-h3/original/FL2VA/transformer" --all -o all.safetensors
 succeeds "convert" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o cv.safetensors
-succeeds "converted runs" generate -p x $small --dit cv.safetensors --qkv stacked -o cv.mp4
+succeeds "converted runs" generate -p x $small -m "$data/tiny-h3/original" --dit cv.safetensors --qkv stacked -o cv.mp4
 check "converted gives the same file" "$(cmp c.mp4 cv.mp4 && echo same)" same
 succeeds "bench" bench --tiny --repeat 1
 check "bench is JSON" "$(python3 -c 'import json; print(len(json.load(open("out"))["results"]) > 3)')" True
@@ -170,7 +171,7 @@ if [ "$(id -u)" = 0 ] && mkdir full && mount -t tmpfs -o size=24k tmpfs full 2>/
     umount full
 fi
 # a limit that the plan does not see strikes in the middle: latents fit, the MP4 does not
-(ulimit -f 32; exec "$h3av" generate -p x $small --latents l.kept -o refused.mp4) >out 2>err
+(ulimit -f 32; exec "$h3av" generate -p x $small -m "$data/tiny-h3/original" --latents l.kept -o refused.mp4) >out 2>err
 check "cut off: status" $? 3
 check "cut off: nothing half-written" "$(ls -A | grep -c 'refused\|part-')" 0
 check "cut off: latents kept" "$([ -e l.kept ] && grep -c 'h3av decode' err)" 1

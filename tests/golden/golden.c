@@ -13,6 +13,7 @@
 #include "file.h"
 #include "golden_read.h"
 #include "half.h"
+#include "test_models.h"
 
 h3_status golden_read(golden *g, const char *path)
 {
@@ -255,13 +256,15 @@ char *golden_model(golden *g, const char *relative)
 
     for (size_t i = 0; i < sizeof up / sizeof *up; i++) {
         char *p = h3_strdupf("%s/%s/%s", g->folder, up[i], relative);
-        if (h3_path_exists(p)) return p;
+        char *made = h3_path_exists(p) ? h3_strdupf("%s", test_model(p)) : NULL;
         free(p);
+        if (made) return made;
     }
     if (env) {
         char *p = h3_path_join(env, relative);
-        if (h3_path_exists(p)) return p;
+        char *made = h3_path_exists(p) ? h3_strdupf("%s", test_model(p)) : NULL;
         free(p);
+        if (made) return made;
     }
     golden_check(g, relative, false,
                  "model not found beside or above %s, nor in "

@@ -21,6 +21,7 @@
 #include "golden_read.h"
 #include "pack.h"
 #include "sampler.h"
+#include "test_models.h"
 
 enum { F32_OUT, F32_MID, BF16_OUT, BF16_MID };
 static const struct {
@@ -353,9 +354,10 @@ static char *diffusers_folder(const golden *g, const char *original)
     if (!cut) return NULL;
     p = h3_strdupf("%.*s/diffusers/transformer%s", (int)(cut - original), original,
                    partition && strcmp(partition, "Ref2VA") == 0 ? "_ref" : "");
-    if (h3_path_is_dir(p)) return p;
+    const char *whole = test_model(p);
+    char *made = h3_path_is_dir(whole) ? h3_strdupf("%s", whole) : NULL;
     free(p);
-    return NULL;
+    return made;
 }
 
 static h3_status run_both(golden *g, const forward_in *f, h3_dtype act)

@@ -12,6 +12,7 @@
 #include "golden_vae.h"
 #include "half.h"
 #include "rng.h"
+#include "test_models.h"
 #include "video_vae_net.h"
 #include "video_vae_tiles.h"
 
@@ -46,6 +47,10 @@ static h3_status env_open(env *e, golden *g, const char *layout, unsigned halves
         if (is_optional) return H3_OK;
         path = golden_model(g, "model/original");
         if (!path) return H3_OK;
+    } else {
+        char *whole = h3_strdupf("%s", test_model(path));
+        free(path);
+        path = whole;
     }
     if ((st = h3_dev_open(&e->d, g->device, NULL)) == H3_OK &&
         (st = h3_ckpt_open(&e->ck, path, H3_ROLE_VIDEO_VAE, NULL)) == H3_OK &&

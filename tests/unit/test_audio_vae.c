@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "audio_vae_net.h"
+#include "test_models.h"
 #include "vae_files.h"
 
 #define MODEL H3_SOURCE_DIR "/tests/data/audio_vae/model"
@@ -32,7 +33,7 @@ static void open_env(env *e, unsigned halves)
     memset(e, 0, sizeof *e);
     const h3_dev_opts o = {.cancel = &e->cancel, .n_threads = 1};
     assert_int_equal(h3_dev_open(&e->d, "cpu", &o), H3_OK);
-    assert_int_equal(h3_ckpt_open(&e->ck, MODEL, H3_ROLE_AUDIO_VAE, NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&e->ck, test_model(MODEL), H3_ROLE_AUDIO_VAE, NULL), H3_OK);
     assert_int_equal(h3_audio_vae_open(&e->v, e->d, e->ck, halves), H3_OK);
     assert_int_equal(h3_ckpt_finish(e->ck), H3_OK);
 }
@@ -201,7 +202,8 @@ static void files_are_checked(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *folder = vae_folder();
         vae_write(folder, "config.json", cases[i].config, strlen(cases[i].config));
-        vae_copy_file(MODEL "/model.safetensors", folder, cases[i].without, cases[i].spoil);
+        vae_copy_file(test_model(MODEL "/model.safetensors"), folder, cases[i].without,
+                      cases[i].spoil);
         assert_int_not_equal(try_open(folder, H3_AUDIO_VAE_DECODER), H3_OK);
         if (!strstr(h3_error(), cases[i].names)) fail_msg("%s: %s", cases[i].names, h3_error());
         vae_folder_remove(folder);
@@ -215,10 +217,10 @@ static void half_a_file_is_enough_for_that_half(void **state)
     char *folder = vae_folder();
 
     (void)state;
-    vae_copy_file(MODEL "/model.safetensors", folder, "encoder.", NULL);
+    vae_copy_file(test_model(MODEL "/model.safetensors"), folder, "encoder.", NULL);
     assert_int_equal(try_open(folder, H3_AUDIO_VAE_DECODER), H3_OK); // without any configuration
     assert_int_not_equal(try_open(folder, H3_AUDIO_VAE_ENCODER), H3_OK);
-    vae_copy_file(MODEL "/model.safetensors", folder, "decoder.conv_pre.", NULL);
+    vae_copy_file(test_model(MODEL "/model.safetensors"), folder, "decoder.conv_pre.", NULL);
     vae_write(folder, "config.json", heads, strlen(heads));
     assert_int_equal(try_open(folder, H3_AUDIO_VAE_ENCODER), H3_OK);
     vae_write(folder, "config.json", odd, strlen(odd));

@@ -22,6 +22,7 @@
 #include "file.h"
 #include "half.h"
 #include "manifest.h"
+#include "test_models.h"
 
 #define TINY H3_SOURCE_DIR "/tests/data/encoder/tiny"
 #define DEEP H3_SOURCE_DIR "/tests/data/encoder/deep"
@@ -132,11 +133,11 @@ static void test_layers(void **state)
     fixture f;
 
     (void)state;
-    open_on(&f, "ref", TINY, 0, false); // 6 in the file
+    open_on(&f, "ref", test_model(TINY), 0, false); // 6 in the file
     assert_int_equal(h3_encoder_layers(f.e), 6);
     assert_int_equal(h3_ckpt_finish(f.ck), H3_OK);
     close_all(&f);
-    open_on(&f, "ref", DEEP, 0, true); // 52 in the file
+    open_on(&f, "ref", test_model(DEEP), 0, true); // 52 in the file
     assert_int_equal(h3_encoder_layers(f.e), H3_ENCODER_SELECT);
     assert_int_equal(h3_ckpt_finish(f.ck), H3_OK);
     close_all(&f);
@@ -157,7 +158,7 @@ static void test_refusals(void **state)
     float *y;
 
     (void)state;
-    open_on(&f, "ref", TINY, 2, true);
+    open_on(&f, "ref", test_model(TINY), 2, true);
     in.image = (h3_encoder_media){.n = 1, .grid = grid, .patches = patches};
     y = run(&f, &in, &st);
     assert_non_null(y);
@@ -186,7 +187,7 @@ static void test_refusals(void **state)
     assert_int_equal(st, H3_E_ARG);
     close_all(&f);
 
-    open_on(&f, "ref", TINY, 2, false); // media for a conditioner without eyes
+    open_on(&f, "ref", test_model(TINY), 2, false); // media for a conditioner without eyes
     in.image.grid = grid;
     assert_null(run(&f, &in, &st));
     assert_int_equal(st, H3_E_ARG);
@@ -205,7 +206,7 @@ static void test_cancel(void **state)
     fixture f;
 
     (void)state;
-    open_on(&f, "ref", TINY, 0, false);
+    open_on(&f, "ref", test_model(TINY), 0, false);
     f.d->cancel = &stop;
     stop.stop = true;
     assert_null(run(&f, &in, &st));
@@ -224,7 +225,7 @@ static void test_causal(void **state)
     float *a, *b;
 
     (void)state;
-    open_on(&f, "ref", TINY, 0, false);
+    open_on(&f, "ref", test_model(TINY), 0, false);
     const size_t row = (size_t)h3_encoder_width(f.e) * sizeof(float);
     a = run(&f, &in, &st);
     ids[8] = 100;
@@ -258,7 +259,7 @@ static void test_row_chunks(void **state)
         skip();
     }
     h3_dev_close(&probe);
-    open_on(&f, "cpu", DEEP, 1, false);
+    open_on(&f, "cpu", test_model(DEEP), 1, false);
     const int64_t C = h3_encoder_width(f.e);
     y = run(&f, &in, &st);
     assert_non_null(y);
@@ -324,7 +325,7 @@ static void test_bf16_rounding_points(void **state)
     const h3_encoder_in in = {.n_rows = S, .ids = host, .positions = host + S};
 
     assert_int_equal(h3_dev_open(&f.d, "ref", NULL), H3_OK);
-    assert_int_equal(h3_ckpt_open(&f.ck, TINY, H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&f.ck, test_model(TINY), H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
     assert_int_equal(h3_encoder_open(&f.e, f.ck, f.d, &opts), H3_OK);
     assert_int_equal(h3_encoder_scratch_bytes(f.e, &in, &bytes), H3_OK);
     assert_int_equal(h3_dev_scratch(f.d, bytes), H3_OK);
@@ -423,7 +424,7 @@ static void test_untouched_bytes(void **state)
     static const int32_t ids[3] = {70, 12, 900};
     const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     const h3_encoder_opts opts = {.act = H3_F32, .select = 4};
-    char *path = realpath(TINY "/model.safetensors", NULL);
+    char *path = realpath(test_model(TINY "/model.safetensors"), NULL);
     int32_t *pos = plain_positions(3);
     const h3_encoder_in in = {.n_rows = 3, .ids = ids, .positions = pos};
     size_t n_pages = 0, n_closed = 0;
@@ -434,7 +435,7 @@ static void test_untouched_bytes(void **state)
     (void)state;
     assert_non_null(path);
     assert_int_equal(h3_dev_open(&f.d, "ref", NULL), H3_OK);
-    assert_int_equal(h3_ckpt_open(&f.ck, TINY, H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&f.ck, test_model(TINY), H3_ROLE_TEXT_ENCODER, NULL), H3_OK);
     bool *page = needed_pages(path, 4, ids, 3, page_bytes, &n_pages);
     unsigned char *map = find_map(path);
     assert_non_null(map);
@@ -462,7 +463,7 @@ static h3_status open_with(const char *folder, const char *part, const char *key
 {
     const h3_encoder_opts opts = {.act = H3_F32, .has_vision = true};
     char *path = h3_path_join(folder, "config.json");
-    json_t *config = json_load_file(TINY "/config.json", 0, NULL);
+    json_t *config = json_load_file(test_model(TINY "/config.json"), 0, NULL);
     json_t *o = part[0] ? json_object_get(config, part) : config;
     fixture f = {0};
     h3_status st;
@@ -523,7 +524,7 @@ static void test_configurations(void **state)
     (void)state;
     assert_non_null(mkdtemp(folder));
     link = h3_path_join(folder, "model.safetensors");
-    assert_int_equal(symlink(TINY "/model.safetensors", link), 0);
+    assert_int_equal(symlink(test_model(TINY "/model.safetensors"), link), 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const h3_status st = open_with(folder, cases[i].part, cases[i].key, cases[i].json);
 

@@ -19,6 +19,7 @@
 #include "file.h"
 #include "plan.h"
 #include "rng.h"
+#include "sha256.h"
 
 #ifndef H3_SOURCE_DIR
 #define H3_SOURCE_DIR "."
@@ -121,72 +122,6 @@ static void assert_error(h3_status st, h3_status want, const char *part)
 }
 
 /* ---------------------------------------------------------------- SHA-256, for fingerprints */
-
-static uint32_t rotr(uint32_t x, int n)
-{
-    return x >> n | x << (32 - n);
-}
-
-/* The round constants are the first 32 fraction bits of the cube roots of the first 64 primes, the
- * start values those of the square roots of the first 8. */
-static uint32_t fraction_bits(long double x)
-{
-    return (uint32_t)((x - floorl(x)) * 4294967296.0L);
-}
-
-static void sha_block(uint32_t h[8], const uint32_t k[64], const uint8_t *p)
-{
-    uint32_t w[64], v[8];
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
-               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
-    for (int i = 16; i < 64; i++) {
-        const uint32_t a = w[i - 15], b = w[i - 2];
-        w[i] = w[i - 16] + (rotr(a, 7) ^ rotr(a, 18) ^ a >> 3) + w[i - 7] +
-               (rotr(b, 17) ^ rotr(b, 19) ^ b >> 10);
-    }
-    memcpy(v, h, sizeof v);
-    for (int i = 0; i < 64; i++) {
-        const uint32_t a = v[0], e = v[4];
-        const uint32_t t1 = v[7] + (rotr(e, 6) ^ rotr(e, 11) ^ rotr(e, 25)) +
-                            ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
-        const uint32_t t2 =
-            (rotr(a, 2) ^ rotr(a, 13) ^ rotr(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
-        memmove(v + 1, v, 7 * sizeof *v);
-        v[4] += t1;
-        v[0] = t1 + t2;
-    }
-    for (int i = 0; i < 8; i++)
-        h[i] += v[i];
-}
-
-static void sha256_hex(char hex[65], const void *data, size_t n)
-{
-    uint32_t h[8], k[64];
-    uint8_t tail[128] = {0};
-    int prime = 2;
-    for (int i = 0; i < 64; prime++) {
-        bool is_prime = true;
-        for (int d = 2; d * d <= prime; d++)
-            is_prime = is_prime && prime % d != 0;
-        if (!is_prime) continue;
-        if (i < 8) h[i] = fraction_bits(sqrtl((long double)prime));
-        k[i++] = fraction_bits(cbrtl((long double)prime));
-    }
-    const uint8_t *p = data;
-    size_t left = n;
-    for (; left >= 64; left -= 64, p += 64)
-        sha_block(h, k, p);
-    memcpy(tail, p, left);
-    tail[left] = 0x80;
-    const size_t end = left < 56 ? 64 : 128;
-    for (int i = 0; i < 8; i++)
-        tail[end - 1 - (size_t)i] = (uint8_t)((uint64_t)n * 8 >> 8 * i);
-    for (size_t i = 0; i < end; i += 64)
-        sha_block(h, k, tail + i);
-    for (int i = 0; i < 8; i++)
-        snprintf(hex + 8 * i, 9, "%08x", h[i]);
-}
 
 static void test_sha256(void **state)
 {

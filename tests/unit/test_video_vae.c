@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "test_models.h"
 #include "vae_files.h"
 #include "video_vae_net.h"
 
@@ -98,7 +99,7 @@ static void a_later_frame_never_changes_an_earlier_latent(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_ENCODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_ENCODER);
     assert_int_equal(h3_video_vae_latent_frames(e.v, N), T);
     encode(&e, rgb, N, 0, a, la);
     for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
@@ -127,7 +128,7 @@ static void frame_by_frame_is_the_whole_clip(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_ENCODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_ENCODER);
     encode(&e, rgb, N, 0, a, la);
     for (size_t i = 0; i < sizeof at_once / sizeof *at_once; i++) {
         encode(&e, rgb, N, at_once[i], b, lb);
@@ -151,7 +152,7 @@ static void pictures_that_cannot_be_encoded(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_ENCODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_ENCODER);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         assert_int_equal(
             h3_video_vae_encode(e.d, e.v, h3_host_tensor(rgb, H3_U8, 4, sizes[i]), NULL, out, out),
@@ -227,7 +228,7 @@ static void batches_do_not_change_the_picture(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_DECODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_DECODER);
     assert_int_equal(decode(&e, z, (h3_video_decode_opts){.act = H3_F32}, &one), H3_OK);
     assert_int_equal(one.seen, 26); // temporal_decode.tsv
     const size_t n = (size_t)(one.total * one.h * one.w * 3);
@@ -263,7 +264,7 @@ static void counts_of_frames(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_DECODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_DECODER);
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         assert_int_equal(h3_video_vae_frames(e.v, want[i][0]), want[i][1]);
     assert_int_equal(
@@ -293,7 +294,7 @@ static void a_decode_can_be_stopped_and_started_again(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_DECODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_DECODER);
     stopper s = {.e = &e, .at = 4};
     const h3_video_decode_opts o = {.progress = stop_at, .progress_user = &s};
     assert_int_equal(decode(&e, z, o, &v), H3_E_CANCELLED);
@@ -319,7 +320,7 @@ static void latents_that_are_not_numbers(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_DECODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_DECODER);
     z[5] = NAN;
     assert_int_equal(decode(&e, z, (h3_video_decode_opts){.act = H3_F32}, &v), H3_E_NUMERIC);
     assert_non_null(strstr(h3_error(), "clip 0"));
@@ -338,7 +339,7 @@ static void memory_is_as_planned(void **state)
     env e;
 
     (void)state;
-    open_env(&e, MODEL, H3_VIDEO_VAE_DECODER);
+    open_env(&e, test_model(MODEL), H3_VIDEO_VAE_DECODER);
     assert_int_equal(h3_video_vae_decode_bytes(e.d, e.v, DT, DH, DW, &o, &bytes), H3_OK);
     assert_int_equal(decode(&e, z, o, &v), H3_OK);
     /* Red zones of a sanitizer build make the real arena a little fuller. */
@@ -383,7 +384,7 @@ static void half_a_file_is_enough_for_that_half(void **state)
 
     (void)state;
     vae_write(folder, "config.json", small_heads, strlen(small_heads));
-    vae_copy_file(FILE_OF_MODEL, folder, "encoder.", NULL);
+    vae_copy_file(test_model(FILE_OF_MODEL), folder, "encoder.", NULL);
     assert_int_equal(try_open(folder, H3_VIDEO_VAE_DECODER), H3_OK);
     assert_int_not_equal(try_open(folder, H3_VIDEO_VAE_ENCODER), H3_OK);
     vae_folder_remove(folder);
@@ -399,7 +400,7 @@ static void missing_tensors_are_named(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char *folder = vae_folder();
         vae_write(folder, "config.json", small_heads, strlen(small_heads));
-        vae_copy_file(FILE_OF_MODEL, folder, names[i], NULL);
+        vae_copy_file(test_model(FILE_OF_MODEL), folder, names[i], NULL);
         assert_int_not_equal(try_open(folder, H3_VIDEO_VAE_DECODER | H3_VIDEO_VAE_ENCODER), H3_OK);
         if (!strstr(h3_error(), names[i])) fail_msg("%s: %s", names[i], h3_error());
         vae_folder_remove(folder);
@@ -428,7 +429,7 @@ static void configurations_that_make_no_sense(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char *folder = vae_folder();
         vae_write(folder, "config.json", bad[i], strlen(bad[i]));
-        vae_copy_file(FILE_OF_MODEL, folder, "encoder.", NULL);
+        vae_copy_file(test_model(FILE_OF_MODEL), folder, "encoder.", NULL);
         if (try_open(folder, H3_VIDEO_VAE_DECODER) == H3_OK) fail_msg("accepted: %s", bad[i]);
         assert_true(strlen(h3_error()) > 0);
         vae_folder_remove(folder);
@@ -441,8 +442,8 @@ static void the_source_folder_alone(void **state)
     env a, b;
 
     (void)state;
-    open_env(&a, MODEL, H3_VIDEO_VAE_DECODER | H3_VIDEO_VAE_ENCODER);
-    open_env(&b, MODEL "/source", H3_VIDEO_VAE_DECODER | H3_VIDEO_VAE_ENCODER);
+    open_env(&a, test_model(MODEL), H3_VIDEO_VAE_DECODER | H3_VIDEO_VAE_ENCODER);
+    open_env(&b, test_model(MODEL "/source"), H3_VIDEO_VAE_DECODER | H3_VIDEO_VAE_ENCODER);
     assert_memory_equal(h3_video_vae_sizes(a.v), h3_video_vae_sizes(b.v),
                         sizeof(h3_video_vae_geometry));
     close_env(&a);
