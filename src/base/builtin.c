@@ -19,6 +19,11 @@ bool h3_is_builtin(const char *path)
     return strncmp(path, prefix, sizeof prefix - 1) == 0;
 }
 
+const char *h3_builtin_name(size_t i)
+{
+    return i < n_files ? files[i].name : NULL;
+}
+
 /* Advances past the prefix and any slashes. */
 static const char *inner(const char *path)
 {

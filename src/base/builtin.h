@@ -22,6 +22,8 @@ void h3_builtin_register(const h3_builtin_file *table, size_t n);
 const h3_builtin_file *h3_builtin_find(const char *path);
 
 bool h3_is_builtin(const char *path);
+/** Name of file number i ("FL2VA/model_index.json"); NULL behind the last. */
+const char *h3_builtin_name(size_t i);
 /** True when some builtin file lies below this "builtin:" path. */
 bool h3_builtin_is_dir(const char *path);
 

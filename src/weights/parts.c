@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "builtin.h"
 #include "json.h"
 #include "names.h"
 
@@ -125,6 +126,54 @@ static bool has_index(const char *dir)
     return found;
 }
 
+/* What a file of a folder is to us: takes `path`. */
+static void see_file(walk *w, const char *dir, char *path, bool is_indexed)
+{
+    const char *slash = strrchr(path, '/');
+
+    if (ends(path, ".safetensors.index.json") || ends(path, ".gguf") ||
+        (ends(path, ".safetensors") && !is_indexed)) {
+        add_file(w, path);
+        return;
+    }
+    /* The release keeps a tokenizer in tokenizer/ and a copy in processor/. */
+    if (slash && strcmp(slash + 1, "tokenizer.json") == 0 &&
+        (!w->p->tokenizer || (holds(w->p->tokenizer, "processor") && !holds(dir, "processor")))) {
+        free(w->p->tokenizer);
+        w->p->tokenizer = h3_strdupf("%s", dir);
+    }
+    free(path);
+}
+
+/* The model inside the program, which has no folders to walk. */
+static void visit_builtin(walk *w, const char *folder)
+{
+    char *want = h3_strdupf("builtin:%s", folder + strlen("builtin:") + strspn(folder + 8, "/"));
+    const char *name;
+
+    for (size_t n = strlen(want); n > 8 && want[n - 1] == '/';)
+        want[--n] = '\0';
+    for (size_t i = 0; (name = h3_builtin_name(i)) != NULL; i++) {
+        char *path = h3_strdupf("builtin:%s", name), *slash = strrchr(path, '/');
+        const size_t n = strlen(want);
+        bool is_indexed = false;
+        char *dir = slash ? h3_strdupf("%.*s", (int)(slash - path), path) : h3_strdupf("builtin:");
+        const char *other;
+        if (strncmp(path, want, n) != 0 || (n > 8 && path[n] != '/')) {
+            free(path);
+            free(dir);
+            continue;
+        }
+        for (size_t k = 0; (other = h3_builtin_name(k)) != NULL; k++)
+            is_indexed |= ends(other, ".safetensors.index.json") &&
+                          strncmp(other, dir + 8, strlen(dir + 8)) == 0 &&
+                          !strchr(other + strlen(dir + 8) + 1, '/');
+        see_file(w, dir, path, is_indexed);
+        free(dir);
+    }
+    free(want);
+}
+
 static void visit(walk *w, const char *dir, int depth)
 {
     const bool is_indexed = has_index(dir);
@@ -138,19 +187,8 @@ static void visit(walk *w, const char *dir, int depth)
         if (h3_path_is_dir(path)) {
             if (depth < MAX_DEPTH && w->n_folders++ < MAX_FOLDERS) visit(w, path, depth + 1);
             free(path);
-        } else if (ends(path, ".safetensors.index.json") || ends(path, ".gguf") ||
-                   (ends(path, ".safetensors") && !is_indexed)) {
-            add_file(w, path);
-        } else if (strcmp(e->d_name, "tokenizer.json") == 0) {
-            /* The release keeps one in tokenizer/ and a copy in processor/. */
-            if (!w->p->tokenizer ||
-                (holds(w->p->tokenizer, "processor") && !holds(dir, "processor"))) {
-                free(w->p->tokenizer);
-                w->p->tokenizer = h3_strdupf("%s", dir);
-            }
-            free(path);
         } else {
-            free(path);
+            see_file(w, dir, path, is_indexed);
         }
     }
     if (d) closedir(d);
@@ -233,7 +271,10 @@ h3_status h3_parts_find(h3_parts *out, const char *folder)
 
     memset(out, 0, sizeof *out);
     if (!h3_path_is_dir(folder)) return h3_fail(H3_E_MISSING, "%s: no such model folder", folder);
-    visit(&w, folder, 0);
+    if (h3_is_builtin(folder))
+        visit_builtin(&w, folder);
+    else
+        visit(&w, folder, 0);
     if (w.n_folders > MAX_FOLDERS)
         note(out, "%s: only some of its folders were searched%s", folder, "");
     if (w.n) qsort(w.file, w.n, sizeof *w.file, by_text);
