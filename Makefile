@@ -1,8 +1,9 @@
 # h3av: the two commands a newcomer needs are `make demo` and `make check`.
 #
 #   make demo      install packages, build, generate a clip with the built-in model
-#   make check     install packages, build with gcc and clang, run the tests
-#   make check-all also sanitizers, the server, its page in Chromium, CUDA
+#   make check     install packages, build with gcc and clang, run the tests, those of the server
+#                  and of its page in Chromium too where Python and Chromium can be had
+#   make check-all also the tests under ASan and UBSan, and the CUDA build
 #   make           build only: build/release/h3av, with CUDA where nvcc is
 #   make install   PREFIX=/usr/local
 #   make mutations deliberate wrong turns; each must make a golden fail (slow)
@@ -34,11 +35,11 @@ demo: deps
 	build/check/h3av generate -p "$(PROMPT)" -o demo.mp4
 	@echo "demo.mp4 is ready"
 
-check: deps-check check-release check-clang
+check: deps-check check-release check-clang check-server check-web
 
-# Longer: the same tests under ASan and UBSan, the server with the real openai client, the page in
-# Chromium, and the CUDA backend where nvcc is (its tests need a GPU and say so when there is none).
-check-all: check check-dev check-server check-web check-cuda
+# Longer: the same tests under ASan and UBSan, and the CUDA backend where nvcc is (its tests need a
+# GPU and say so when there is none).
+check-all: check check-dev check-cuda
 
 check-release: deps-check
 	cmake -S . -B build/check -G Ninja -DCMAKE_BUILD_TYPE=Release -DH3_CUDA=OFF >/dev/null
@@ -60,7 +61,8 @@ check-cuda: deps-check
 	    cmake --build build/cuda -j $(JOBS) --target h3av h3av-golden; \
 	else echo "no nvcc: the CUDA backend is not built"; fi
 
-# 77: cannot be run here (no Python packages, no browser); said by the scripts.
+# The server with the real openai client; the page in a real browser. 77: cannot be run here (no
+# Python packages, no browser); said by the scripts.
 check-server: check-release
 	@tests/server/run.sh build/check/h3av || [ $$? = 77 ]
 

@@ -14,6 +14,7 @@ venv=$root/build/python-web
 
 . "$here/venv.sh"
 if ! command -v chromium >/dev/null; then
+    echo "h3av: installing chromium fonts-dejavu-core (for the tests of the page)"
     as_root=
     [ "$(id -u)" = 0 ] || as_root="sudo -n"
     { $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
