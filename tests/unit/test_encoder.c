@@ -240,6 +240,79 @@ static void test_causal(void **state)
     close_all(&f);
 }
 
+enum { ROWS_1 = 4, ROWS_2 = 6, ROWS = ROWS_1 + ROWS_2 }; // merged rows of two pictures
+
+/* The merged rows of a batch of pictures. */
+static void keep_merged(void *user, const char *name, h3_tensor t)
+{
+    if (strcmp(name, "image/merged") != 0) return;
+    assert_int_equal(t.ne[0], ROWS);
+    free(*(float **)user);
+    *(float **)user = malloc((size_t)h3_numel(t) * sizeof(float));
+    memcpy(*(float **)user, t.data, (size_t)h3_numel(t) * sizeof(float));
+}
+
+static float *see(fixture *f, const h3_encoder_in *in)
+{
+    float *seen = NULL;
+    h3_status st;
+
+    f->d->tap = keep_merged;
+    f->d->tap_user = &seen;
+    free(run(f, in, &st));
+    assert_int_equal(st, H3_OK);
+    assert_non_null(seen);
+    return seen;
+}
+
+/* Ragged batch: another picture beside it leaves a picture's rows as they are, bit for bit. */
+static void ragged(const char *device)
+{
+    enum { PATCH = 1536, P1 = 4 * ROWS_1, P = 4 * ROWS };
+    static const int32_t grid[6] = {1, 4, 4, 1, 4, 6};
+    int32_t ids[ROWS], *pos = plain_positions(ROWS);
+    uint8_t mm[ROWS];
+    float *patches = malloc(P * PATCH * sizeof *patches), *a, *b;
+    h3_encoder_in in = {.n_rows = ROWS, .ids = ids, .positions = pos, .mm = mm};
+    fixture f;
+
+    for (int i = 0; i < ROWS; i++) {
+        ids[i] = 1036;
+        mm[i] = 1;
+    }
+    for (int i = 0; i < P * PATCH; i++)
+        patches[i] = (float)(i * 37 % 256 - 128) / 128;
+    in.image = (h3_encoder_media){.n = 2, .grid = grid, .patches = patches};
+    open_on(&f, device, test_model(TINY), 2, true);
+    const size_t row = (size_t)h3_encoder_width(f.e) * sizeof *a;
+    a = see(&f, &in);
+    for (int first = 0; first < 2; first++) { // change one, look at the other
+        patches[first ? 5 : P1 * PATCH + 5] += 0.25f;
+        b = see(&f, &in);
+        const size_t at = first ? ROWS_1 * row : 0, n = (first ? ROWS_2 : ROWS_1) * row;
+        const size_t other = first ? 0 : ROWS_1 * row, m = (first ? ROWS_1 : ROWS_2) * row;
+        assert_memory_equal((char *)a + at, (char *)b + at, n);
+        assert_memory_not_equal((char *)a + other, (char *)b + other, m);
+        free(a);
+        a = b;
+    }
+    free(a);
+    free(patches);
+    free(pos);
+    close_all(&f);
+}
+
+static void test_ragged(void **state)
+{
+    h3_dev *probe = NULL;
+
+    (void)state;
+    ragged("ref");
+    if (h3_dev_open(&probe, "cpu", NULL) != H3_OK) return;
+    h3_dev_close(&probe);
+    ragged("cpu");
+}
+
 /* Equal tokens: one layer gives every row the same, in whatever chunk of the feed-forward it lies.
  */
 static void test_row_chunks(void **state)
@@ -678,17 +751,12 @@ static void test_released_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mrope_axes),
-        cmocka_unit_test(test_grid_order),
-        cmocka_unit_test(test_layers),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_causal),
-        cmocka_unit_test(test_row_chunks),
-        cmocka_unit_test(test_untouched_bytes),
-        cmocka_unit_test(test_bf16_rounding_points),
-        cmocka_unit_test(test_configurations),
-        cmocka_unit_test(test_released_sizes),
+        cmocka_unit_test(test_mrope_axes),      cmocka_unit_test(test_grid_order),
+        cmocka_unit_test(test_layers),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cancel),          cmocka_unit_test(test_causal),
+        cmocka_unit_test(test_ragged),          cmocka_unit_test(test_row_chunks),
+        cmocka_unit_test(test_untouched_bytes), cmocka_unit_test(test_bf16_rounding_points),
+        cmocka_unit_test(test_configurations),  cmocka_unit_test(test_released_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
