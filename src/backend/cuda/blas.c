@@ -225,11 +225,13 @@ typedef struct call {
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t w, x, y;
     float alpha, beta;
+    double alpha64, beta64; ///< the same for f64, whose factors are f64 too
 } call;
 
 static cudaDataType_t type_of(uint8_t t)
 {
     return t == H3_F32    ? CUDA_R_32F
+           : t == H3_F64  ? CUDA_R_64F
            : t == H3_BF16 ? CUDA_R_16BF
            : t == H3_F16  ? CUDA_R_16F
                           : CUDA_R_8F_E4M3;
@@ -264,15 +266,20 @@ static h3_status set_scales(call *c, const h3_mm *mm)
 static h3_status describe(call *c, const h3_mm *mm, h3_cuda_math math)
 {
     const bool is_f32 = mm->tx == H3_F32;
-    const cublasComputeType_t compute =
-        is_f32 && math == H3_CUDA_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    const bool is_f64 = mm->tx == H3_F64;
+    const cublasComputeType_t compute = is_f64 ? CUBLAS_COMPUTE_64F
+                                        : is_f32 && math == H3_CUDA_TF32
+                                            ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                            : CUBLAS_COMPUTE_32F;
     const cublasOperation_t tw = mm->w_is_t ? CUBLAS_OP_N : CUBLAS_OP_T;
     const cublasOperation_t tx = mm->x_is_t ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t bias = CUBLASLT_EPILOGUE_BIAS;
 
     c->alpha = 1.0f;
     c->beta = mm->adds ? 1.0f : 0.0f;
-    LT_TRY(cublasLtMatmulDescCreate(&c->op, compute, CUDA_R_32F));
+    c->alpha64 = 1.0;
+    c->beta64 = mm->adds ? 1.0 : 0.0;
+    LT_TRY(cublasLtMatmulDescCreate(&c->op, compute, is_f64 ? CUDA_R_64F : CUDA_R_32F));
     LT_TRY(set(c, CUBLASLT_MATMUL_DESC_TRANSA, &tw, sizeof tw));
     LT_TRY(set(c, CUBLASLT_MATMUL_DESC_TRANSB, &tx, sizeof tx));
     if (mm->bias) {
@@ -297,8 +304,12 @@ static cublasStatus_t run(h3_dev *d, const call *c, const h3_mm *mm, const cubla
                           size_t work)
 {
     h3_backend *b = d->backend;
-    return cublasLtMatmul(b->lt, c->op, &c->alpha, mm->w, c->w, mm->x, c->x, &c->beta, mm->y, c->y,
-                          mm->y, c->y, a, work ? b->lt_work.p : NULL, work, b->stream);
+    const bool is_f64 = mm->tx == H3_F64;
+    const void *alpha = is_f64 ? (const void *)&c->alpha64 : &c->alpha;
+    const void *beta = is_f64 ? (const void *)&c->beta64 : &c->beta;
+
+    return cublasLtMatmul(b->lt, c->op, alpha, mm->w, c->w, mm->x, c->x, beta, mm->y, c->y, mm->y,
+                          c->y, a, work ? b->lt_work.p : NULL, work, b->stream);
 }
 
 /* Milliseconds of one run, the better of `times`; a failed run takes forever. */

@@ -16,7 +16,8 @@ static __device__ __forceinline__ int64_t pad_index(int64_t i, int64_t n, int mo
 enum { ROWS_A_THREAD = 16 };
 
 /* A thread walks down ROWS_A_THREAD rows of its column: its output position is worked out once. */
-static __global__ void unfold_kernel(float *cols, const __grid_constant__ h3_unfold u, int64_t K,
+template <typename T>
+static __global__ void unfold_kernel(T *cols, const __grid_constant__ h3_unfold u, int64_t K,
                                      int64_t first, int64_t n)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -40,7 +41,7 @@ static __global__ void unfold_kernel(float *cols, const __grid_constant__ h3_unf
             float v = 0;
             if (tt >= 0 && hh >= 0 && ww >= 0)
                 v = u.x[c * u.x_st[0] + tt * u.x_st[1] + hh * u.x_st[2] + ww];
-            cols[(k0 + j) * n + i] = v;
+            cols[(k0 + j) * n + i] = (T)v;
             if (++tap == taps) {
                 tap = 0;
                 c++;
@@ -49,14 +50,56 @@ static __global__ void unfold_kernel(float *cols, const __grid_constant__ h3_unf
     }
 }
 
-extern "C" cudaError_t h3_k_unfold(cudaStream_t s, float *cols, const h3_unfold *u,
-                                   int64_t channels, int64_t first, int64_t n)
+template <typename T>
+static cudaError_t unfold(cudaStream_t s, T *cols, const h3_unfold *u, int64_t channels,
+                          int64_t first, int64_t n)
 {
     const int64_t K = channels * u->kernel[0] * u->kernel[1] * u->kernel[2];
     const int64_t bands = div_up(K, ROWS_A_THREAD);
     const dim3 grid((unsigned)div_up(n, 256), (unsigned)(bands < 65535 ? bands : 65535));
     if (n == 0 || K == 0) return cudaSuccess;
-    return H3_RUN(unfold_kernel, grid, 256, 0, s, cols, *u, K, first, n);
+    return H3_RUN((unfold_kernel<T>), grid, 256, 0, s, cols, *u, K, first, n);
+}
+
+extern "C" cudaError_t h3_k_unfold(cudaStream_t s, float *cols, const h3_unfold *u,
+                                   int64_t channels, int64_t first, int64_t n)
+{
+    return unfold(s, cols, u, channels, first, n);
+}
+
+extern "C" cudaError_t h3_k_unfold_f64(cudaStream_t s, double *cols, const h3_unfold *u,
+                                       int64_t channels, int64_t first, int64_t n)
+{
+    return unfold(s, cols, u, channels, first, n);
+}
+
+static __global__ void widen_kernel(double *y, const float *x, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = (double)x[i];
+}
+
+extern "C" cudaError_t h3_k_widen(cudaStream_t s, double *y, const float *x, int64_t n)
+{
+    if (n == 0) return cudaSuccess;
+    return H3_RUN(widen_kernel, (unsigned)div_up(n, 256), 256, 0, s, y, x, n);
+}
+
+static __global__ void narrow_kernel(float *y, int64_t ld, const double *x, const float *bias,
+                                     int64_t rows, int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= rows * n) return;
+    const int64_t r = i / n;
+    y[r * ld + i - r * n] = (float)(x[i] + (bias ? (double)bias[r] : 0.0));
+}
+
+extern "C" cudaError_t h3_k_narrow(cudaStream_t s, float *y, int64_t ld, const double *x,
+                                   const float *bias, int64_t rows, int64_t n)
+{
+    if (rows * n == 0) return cudaSuccess;
+    return H3_RUN(narrow_kernel, (unsigned)div_up(rows * n, 256), 256, 0, s, y, ld, x, bias, rows,
+                  n);
 }
 
 struct finish_args {

@@ -2,6 +2,7 @@
  * Private to the CUDA backend: what it keeps for a device, and the doors between its files.
  *
  *   open.c       the device: memory, copies, streams, the table
+ *   queue.c      copies beside computing
  *   weight.c     weights as the products need them: companions uploaded, other encodings decoded
  *   blas.c       one matrix product through cuBLASLt, algorithms chosen by measurement
  *   gemm.c       the entries gemm and embed
@@ -10,8 +11,8 @@
  *   rows.c       every other entry: views of tensors handed to kernels
  *   *.cu         kernels behind a C interface (kernels.h)
  *
- * Everything runs on one stream in the order of the calls. Memory comes from plain cudaMalloc: a
- * run's tensors live in the arena, so the loop allocates nothing.
+ * Everything but the copies of queue.c runs on one stream in the order of the calls. Memory comes
+ * from plain cudaMalloc: a run's tensors live in the arena, so the loop allocates nothing.
  */
 #ifndef H3_CUDA_CUDA_H
 #define H3_CUDA_CUDA_H
@@ -67,6 +68,7 @@ struct h3_backend {
     h3_lt_cache *lt_cache;
     h3_sdpa_cache *sdpa_cache;
     h3_cuda_math math;
+    struct h3_cuda_queues *queues; ///< queue.c
     h3_cuda_blocks blocks;
     size_t allocated, peak; ///< device bytes by alloc and by the buffers below
     uint64_t uploaded;
@@ -74,8 +76,10 @@ struct h3_backend {
     h3_cuda_buffer sdpa_work; ///< cuDNN
     h3_cuda_buffer operand;   ///< a decoded weight
     h3_cuda_buffer columns;   ///< unfolded convolution input, or a product before its epilogue
+    h3_cuda_buffer wide;      ///< weights and results of an f64 convolution
     h3_cuda_buffer quant[2];  ///< rows in e4m3, and their scales
     h3_cuda_buffer attn8;     ///< q, k, v in e4m3
+    h3_cuda_buffer passing[2]; ///< a passing weight in e4m3, and its scales
     /* upload: two pinned halves, filled by the host while the other one travels */
     unsigned char *pinned[2];
     cudaEvent_t pinned_free[2];
@@ -88,6 +92,8 @@ struct h3_backend {
         int64_t rows, cols;
     } quantised;
     int capability; ///< 90 for sm_90
+    bool has_f64;   ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
+                    ///< siblings
 };
 
 /** H3_E_DEVICE (or H3_E_NOMEM) with CUDA's own words. */
@@ -117,6 +123,10 @@ h3_rows h3_cuda_view(h3_tensor t);
 /** Fails by name when the kernels of this build do not run on the device. */
 h3_status h3_cuda_probe(h3_dev *d);
 
+/* ---- queue.c ---- */
+h3_status h3_cuda_queues_open(h3_dev *d);
+void h3_cuda_queues_close(h3_dev *d);
+
 /* ---- weight.c ---- */
 
 /** The matrix of part `i` of `w`, dtype `want`, row-major with leading dimension cols. Points into
@@ -126,7 +136,8 @@ h3_status h3_cuda_matrix(h3_dev *d, const h3_weight *w, int i, h3_dtype want, in
                          int64_t n, const void **out);
 /** The whole weight in one piece. */
 h3_status h3_cuda_whole(h3_dev *d, const h3_weight *w, h3_dtype want, const void **out);
-/** Part `i` as e4m3 with one scale a row, quantised on first use and kept. */
+/** Part `i` as e4m3 with one scale a row, quantised on first use and kept; of a passing weight for
+ *  one product only. */
 h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **out,
                              const float **scales);
 /** A copy of the bias in type `t` in *out: when it survives the rounding, or `may_round`; else
@@ -147,7 +158,7 @@ typedef struct h3_mm {
     void *y;
     int64_t n_whole;       ///< columns of the whole product this is a piece of; 0: n
     int64_t ldx, ldw, ldy; ///< elements from row to row
-    uint8_t tx, tw, ty;    ///< h3_dtype; F8_E4M3 for x and w together
+    uint8_t tx, tw, ty;    ///< h3_dtype; F8_E4M3 for x and w together, F64 for all three
     bool x_is_t;           ///< x is stored [k, m]
     bool w_is_t;           ///< w is stored [k, n]
     bool adds;             ///< y += instead of y =
@@ -157,7 +168,7 @@ typedef struct h3_mm {
 
 /** *done is false when cuBLASLt has nothing for these shapes; then nothing was enqueued. */
 h3_status h3_cuda_lt(h3_dev *d, const h3_mm *mm, bool *done);
-/** cuBLASLt, or our own kernel when it refuses (not for e4m3). */
+/** cuBLASLt, or our own kernel when it refuses (not for e4m3 and f64). */
 h3_status h3_cuda_mm(h3_dev *d, const h3_mm *mm);
 h3_status h3_lt_open(h3_dev *d);
 void h3_lt_close(h3_dev *d);

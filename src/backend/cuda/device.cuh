@@ -113,6 +113,8 @@ static __device__ __forceinline__ void load(const void *p, int t, int64_t i, flo
     }
 }
 
+/* Wide stores are intrinsics: plain ones may be taken apart again, which costs up to eight times
+ * the transactions. */
 template <int V>
 static __device__ __forceinline__ void store(void *p, int t, int64_t i, const float (&v)[V])
 {
@@ -125,8 +127,8 @@ static __device__ __forceinline__ void store(void *p, int t, int64_t i, const fl
         if (t == K_F32) {
 #pragma unroll
             for (int k = 0; k < V / 4; k++)
-                *(float4 *)((float *)p + i + 4 * k) =
-                    make_float4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
+                __stcg((float4 *)((float *)p + i + 4 * k),
+                       make_float4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]));
             return;
         }
 #pragma unroll
@@ -141,7 +143,7 @@ static __device__ __forceinline__ void store(void *p, int t, int64_t i, const fl
                     w[j] = to_f16(a) | (unsigned)to_f16(b) << 16;
                 }
             }
-            *(uint4 *)((unsigned short *)p + i + 8 * k) = make_uint4(w[0], w[1], w[2], w[3]);
+            __stcg((uint4 *)((unsigned short *)p + i + 8 * k), make_uint4(w[0], w[1], w[2], w[3]));
         }
     }
 }

@@ -122,6 +122,12 @@ typedef struct h3_unfold {
 /** cols [Ci * taps, n]: column i is output position first + i. */
 cudaError_t h3_k_unfold(cudaStream_t s, float *cols, const h3_unfold *u, int64_t channels,
                         int64_t first, int64_t n);
+cudaError_t h3_k_unfold_f64(cudaStream_t s, double *cols, const h3_unfold *u, int64_t channels,
+                            int64_t first, int64_t n);
+cudaError_t h3_k_widen(cudaStream_t s, double *y, const float *x, int64_t n);
+/** y [rows, n] as f32 with distance ld = x [rows, n] + bias[row], rounded once. */
+cudaError_t h3_k_narrow(cudaStream_t s, float *y, int64_t ld, const double *x, const float *bias,
+                        int64_t rows, int64_t n);
 /** y[c, p] += bias[c] + add[c, p]; views of [Co, T, H, W]. Either may be absent. */
 cudaError_t h3_k_conv_finish(cudaStream_t s, h3_rows y, h3_rows add, const float *bias,
                              int64_t rows_per_channel);

@@ -242,6 +242,9 @@ static h3_status find_device(h3_dev *d, int index)
     H3_CUDA_TRY(cudaSetDevice(index));
     H3_CUDA_TRY(cudaGetDeviceProperties(&b->prop, index));
     b->capability = b->prop.major * 10 + b->prop.minor;
+    int ratio = 0;
+    H3_CUDA_TRY(cudaDeviceGetAttribute(&ratio, cudaDevAttrSingleToDoublePrecisionPerfRatio, index));
+    b->has_f64 = ratio > 0 && ratio <= 2;
     if (b->capability < 80)
         return h3_fail(H3_E_UNSUPPORTED,
                        "device %s: %s has compute capability %d.%d; 8.0 or later is needed",
@@ -256,11 +259,13 @@ static h3_status find_device(h3_dev *d, int index)
 static void cuda_close(h3_dev *d)
 {
     h3_backend *b = d->backend;
-    h3_cuda_buffer *const buffers[] = {&b->lt_work,  &b->sdpa_work, &b->operand, &b->columns,
-                                       &b->quant[0], &b->quant[1],  &b->attn8};
+    h3_cuda_buffer *const buffers[] = {&b->lt_work, &b->sdpa_work, &b->operand,  &b->columns,
+                                       &b->wide,    &b->quant[0],  &b->quant[1], &b->attn8,
+                                       &b->passing[0], &b->passing[1]};
 
     if (!b) return;
     if (b->stream) cudaStreamSynchronize(b->stream);
+    h3_cuda_queues_close(d);
     h3_sdpa_close(d);
     h3_lt_close(d);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
@@ -334,6 +339,7 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
     d->weight_free = h3_cuda_weight_free;
     d->memory = cuda_memory;
     d->stream = b->stream;
+    H3_TRY(h3_cuda_queues_open(d));
     h3_ops_ref_init(&d->impl);
     h3_cuda_fill_products(&d->impl);
     h3_cuda_fill_attention(&d->impl);

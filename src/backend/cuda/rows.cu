@@ -95,14 +95,32 @@ struct bf16x8 {
     __nv_bfloat162 v[4];
 };
 
-static __device__ __forceinline__ bf16x8 load_8(const void *p, int64_t i)
+/* By parts: a copy of bytes makes the compiler load single ones. */
+static __device__ __forceinline__ __nv_bfloat162 pair_of(unsigned w)
 {
-    return bits_as<bf16x8>(*(const uint4 *)((const unsigned short *)p + i));
+    __nv_bfloat162_raw r;
+    r.x = (unsigned short)w;
+    r.y = (unsigned short)(w >> 16);
+    return r;
 }
 
+static __device__ __forceinline__ unsigned word_of(const __nv_bfloat162 &p)
+{
+    const __nv_bfloat162_raw r = p;
+    return r.x | (unsigned)r.y << 16;
+}
+
+static __device__ __forceinline__ bf16x8 load_8(const void *p, int64_t i)
+{
+    const uint4 u = *(const uint4 *)((const unsigned short *)p + i);
+    return {{pair_of(u.x), pair_of(u.y), pair_of(u.z), pair_of(u.w)}};
+}
+
+/* As one instruction, which the compiler would otherwise be free to take apart. */
 static __device__ __forceinline__ void store_8(void *p, int64_t i, const bf16x8 &x)
 {
-    *(uint4 *)((unsigned short *)p + i) = bits_as<uint4>(x);
+    __stcg((uint4 *)((unsigned short *)p + i),
+           make_uint4(word_of(x.v[0]), word_of(x.v[1]), word_of(x.v[2]), word_of(x.v[3])));
 }
 
 template <typename Op> static __global__ void each_8(unsigned rows, unsigned per, Op op)
@@ -776,7 +794,12 @@ static __global__ void quantise_kernel(const __grid_constant__ h3_rows y,
                 u[k] = kept(K_BF16, kept(K_BF16, silu_16(u[k])) * w[k]);
             store<8>(y.p, K_BF16, row_at(y, r) + c, u);
         }
-        store<8>(row_buf, K_BF16, c, u);
+        bf16x8 kept_row;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            kept_row.v[k] = __floats2bfloat162_rn(u[2 * k], u[2 * k + 1]);
+        row_buf[c / 8] = make_uint4(word_of(kept_row.v[0]), word_of(kept_row.v[1]),
+                                    word_of(kept_row.v[2]), word_of(kept_row.v[3]));
 #pragma unroll
         for (int k = 0; k < 8; k++)
             top = fmaxf(top, fabsf(u[k]));
@@ -1022,7 +1045,7 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
     const int c = (int)lane * 8, R = (int)a.R, turn = R / 8;
     const int64_t at = (int64_t)s * a.st_s + (int64_t)h * a.st_h + c;
     const bool has_channels = c < (int)a.D, is_low = c < R;
-    bf16x8 u = {};
+    bf16x8 u = {{pair_of(0), pair_of(0), pair_of(0), pair_of(0)}};
     float ss = 0;
 
     if (has_channels) u = load_8(a.x, at);
@@ -1050,8 +1073,7 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
     bf16x8 other;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        other.v[k] =
-            bits_as<__nv_bfloat162>(__shfl_sync(0xffffffffu, bits_as<unsigned>(u.v[k]), to));
+        other.v[k] = pair_of(__shfl_sync(0xffffffffu, word_of(u.v[k]), to));
     }
     if (c < 2 * R) {
         const int j = is_low ? c : c - R;

@@ -235,7 +235,7 @@ static bool is_worth_keeping(const h3_weight *w, int i, h3_dtype want)
     const size_t bytes = (size_t)(w->part[i].rows * w->part[i].cols) * 2;
     size_t free_bytes = 0, total = 0;
 
-    if (want == H3_F32) return false;
+    if (want == H3_F32 || w->is_passing) return false;
     if (w->n_lora == 0 && plain_dtype(&w->part[i]) == H3_DTYPE_COUNT) return false;
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) return false;
     return free_bytes > 3 * bytes && free_bytes > total / 8;
@@ -293,14 +293,36 @@ h3_status h3_cuda_whole(h3_dev *d, const h3_weight *w, h3_dtype want, const void
     return H3_OK;
 }
 
+/* Rows of part `i` in bands: decoded, then in e4m3 with a scale each. */
+static h3_status quantise_part(h3_dev *d, const h3_weight *w, int i, void *fp8, float *scales)
+{
+    enum { BAND = 4096 };
+    const int64_t K = w->part[i].cols, N = w->part[i].rows;
+
+    for (int64_t r = 0; r < N; r += BAND) {
+        const int64_t n = N - r < BAND ? N - r : BAND;
+        const void *rows;
+        H3_TRY(h3_cuda_matrix(d, w, i, H3_BF16, r, n, &rows));
+        H3_LAUNCH(d, h3_k_quantise(d->backend->stream, (char *)fp8 + r * K, scales + r,
+                                   dense_view((void *)(uintptr_t)rows, H3_BF16, n, K)));
+    }
+    return H3_OK;
+}
+
 h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **out,
                              const float **scales)
 {
-    enum { BAND = 4096 };
     h3_backend *b = d->backend;
     const int64_t K = w->part[i].cols, N = w->part[i].rows;
     packed *k;
 
+    if (w->is_passing) {
+        H3_TRY(h3_cuda_grow(d, &b->passing[0], (size_t)(N * K)));
+        H3_TRY(h3_cuda_grow(d, &b->passing[1], (size_t)N * sizeof(float)));
+        *out = b->passing[0].p;
+        *scales = b->passing[1].p;
+        return quantise_part(d, w, i, b->passing[0].p, b->passing[1].p);
+    }
     H3_TRY(packed_of(w, &k));
     packed_part *pp = &k->part[i];
     if (!pp->fp8) {
@@ -308,13 +330,7 @@ h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **
         H3_TRY(take(d, k, &pp->fp8, (size_t)(N * K)));
         H3_TRY(take(d, k, &scale, (size_t)N * sizeof(float)));
         pp->fp8_scale = scale;
-        for (int64_t r = 0; r < N; r += BAND) {
-            const int64_t n = N - r < BAND ? N - r : BAND;
-            const void *rows;
-            H3_TRY(h3_cuda_matrix(d, w, i, H3_BF16, r, n, &rows));
-            H3_LAUNCH(d, h3_k_quantise(b->stream, (char *)pp->fp8 + r * K, pp->fp8_scale + r,
-                                       dense_view((void *)(uintptr_t)rows, H3_BF16, n, K)));
-        }
+        H3_TRY(quantise_part(d, w, i, pp->fp8, pp->fp8_scale));
     }
     *out = pp->fp8;
     *scales = pp->fp8_scale;

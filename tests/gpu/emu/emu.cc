@@ -277,6 +277,13 @@ cudaError_t cudaSetDevice(int)
 {
     return cudaSuccess;
 }
+/* The one attribute asked for: how much slower f64 is. H3_EMU_F64=64 is a card for games. */
+cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr, int)
+{
+    const char *wish = std::getenv("H3_EMU_F64");
+    *v = wish ? std::atoi(wish) : 2;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int)
 {
     std::memset(p, 0, sizeof *p);
@@ -342,6 +349,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t)
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
+{
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
 {
     return cudaSuccess;
 }
@@ -480,7 +491,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 {
     *n = 0;
     /* As the library: 16-bit rows at odd distances are refused. */
-    if (layouts[w].type != CUDA_R_32F && (layouts[w].ld % 2 || layouts[x].ld % 2))
+    if (layouts[w].type != CUDA_R_32F && layouts[w].type != CUDA_R_64F && (layouts[w].ld % 2 || layouts[x].ld % 2))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     std::memset(r, 0, 2 * sizeof *r);
     r[0].state = r[1].state = CUBLAS_STATUS_SUCCESS;
@@ -507,6 +518,20 @@ static float get(cudaDataType_t t, const void *p, int64_t i)
     return emu_widen(t == CUDA_R_16BF, ((const unsigned short *)p)[i]);
 }
 
+/* y^T = w x^T in f64, as it is asked for by convolutions. */
+static void multiply_f64(const emu_op &o, int64_t m, int64_t n, int64_t k, const double *A,
+                         int64_t lda, const double *B, int64_t ldb, double *D, int64_t ldd)
+{
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t i = 0; i < m; i++) {
+            double s = 0;
+            for (int64_t t = 0; t < k; t++)
+                s += A[o.ta == CUBLAS_OP_T ? t + i * lda : i + t * lda] *
+                     B[o.tb == CUBLAS_OP_T ? j + t * ldb : t + j * ldb];
+            D[i + j * ldd] = s;
+        }
+}
+
 static void put(cudaDataType_t t, void *p, int64_t i, float v)
 {
     if (t == CUDA_R_32F) {
@@ -522,7 +547,7 @@ static void put(cudaDataType_t t, void *p, int64_t i, float v)
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *, const void *A,
                               cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb,
-                              const void *, const void *, cublasLtMatrixLayout_t, void *D,
+                              const void *beta, const void *, cublasLtMatrixLayout_t, void *D,
                               cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *, void *,
                               size_t, cudaStream_t)
 {
@@ -531,6 +556,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
     const int64_t m = (int64_t)extents[ld].first, n = (int64_t)extents[ld].second;
     const int64_t k = (int64_t)(o.ta == CUBLAS_OP_T ? extents[la].first : extents[la].second);
     const emu_layout wa = layouts[la], wb = layouts[lb], wd = layouts[ld];
+    if (wd.type == CUDA_R_64F) {
+        multiply_f64(o, m, n, k, (const double *)A, wa.ld, (const double *)B, wb.ld, (double *)D,
+                     wd.ld);
+        return CUBLAS_STATUS_SUCCESS;
+    }
     std::vector<float> a((size_t)(m * k)), b((size_t)(n * k));
 
     for (int64_t i = 0; i < m; i++)
@@ -555,6 +585,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
                       ((part[4] + part[5]) + (part[6] + part[7]));
             if (o.sa) s *= ((const float *)o.sa)[i] * ((const float *)o.sb)[j];
             if (o.has_bias) s += get(wd.type, o.bias, i);
+            if (*(const float *)beta != 0) s += *(const float *)beta * get(wd.type, D, i + j * wd.ld);
             put(wd.type, D, i + j * wd.ld, s);
         }
     return CUBLAS_STATUS_SUCCESS;
