@@ -15,7 +15,7 @@ check() { if [ "$2" = "$3" ]; then ok; else bad "$1: got '$2', expected '$3'"; f
 ff() { ffmpeg -v error -nostdin -y "$@" || { echo "ffmpeg failed: $*"; exit 1; }; }
 
 # knobs that keep the tiny model quick: canvases and references of 64 pixels
-small="-f 22 --steps 3 -q --lift-limits --canvas-short-edge 64 --canvas-max-pixels 8192 --reference-short-edge 64"
+small="-m $(realpath "$2")/tests/data/tiny-h3/original -f 22 --steps 3 -q --lift-limits --canvas-short-edge 64 --canvas-max-pixels 8192 --reference-short-edge 64"
 
 runs() { local name=$1; shift; rm -f out.mp4; if "$h3av" generate $small -o out.mp4 "$@" >out 2>err && [ -s out.mp4 ]; then ok; else bad "$name: exit status $?"; fi; }
 refuses() {

@@ -124,9 +124,9 @@ def writer_for(seed):
 def write_chunk(seed, index, height, width, frames, count, paraphrases):
     """Scenes of a chunk and, per task, rows `(clip, token ids)`."""
     rng, writer = np.random.default_rng((seed, index)), writer_for(seed * 1_000_003 + index)
-    s = world.sample_scenes(rng, count, height, width, frames)
+    s = world.sample_scenes(rng, count, height, width, frames, p_two=0.12)
     rows = {}
-    for task, write, share in (("t2va", writer.prompt, 1.0), ("fl2va", writer.keyframe_prompt, 0.4),
+    for task, write, share in (("t2va", writer.any_prompt, 1.0), ("fl2va", writer.keyframe_prompt, 0.4),
                                ("ref2va", writer.reference_prompt, 0.6)):
         clips = [i for i in range(count) if task != "ref2va" or not s.two[i]]
         clips = clips[: int(len(clips) * share)] if task != "t2va" else clips

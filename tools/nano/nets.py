@@ -452,7 +452,9 @@ def text_forward(model, ids, images=None, positions=None, rows=None, rotary=None
     tokens are (`rows`) and the rotations (`rotary`) can be given ready.
     """
     lm = model.model.language_model
-    x = lm.embed_tokens(ids)
+    # A product instead of a lookup: the gradient of a lookup waits for the device.
+    table = lm.embed_tokens.weight
+    x = (ids[..., None] == torch.arange(table.shape[0], device=ids.device)).to(table.dtype) @ table
     deep = None
     if images is not None:
         merged, deep = vision_forward(model.model.visual, images)

@@ -69,14 +69,30 @@ class Trainer:
         # Muon's velocity is the same running mean as AdamW's first moment, with its own factor.
         self.keep = torch.where(self.rate > 0, betas[0], momentum)
         self.steps = 0
+        # What changes from step to step: the rate, AdamW's two corrections, the average's step, the note.
+        self.knobs = torch.zeros(5, device=device)
         self.load_masters()
 
-    @torch.no_grad()
+    def turn(self, lr_scale, note=0.0):
+        """Counts a step and puts its numbers where `apply` reads them."""
+        self.steps += 1
+        b1, b2 = self.betas
+        decay = min(self.ema, (1 + self.steps) / (10 + self.steps))
+        knobs = torch.tensor((self.lr * lr_scale, 1 / (1 - b1**self.steps), 1 / (1 - b2**self.steps), 1 - decay, note))
+        self.knobs.copy_(knobs.pin_memory() if self.knobs.is_cuda else knobs, non_blocking=True)
+
     def step(self, lr_scale, note=0.0):
         """One update from the gradients of the model; a parameter without a gradient counts as having a zero one.
 
         `note`: a number to be averaged over the processes beside the gradients; it comes back.
         """
+        self.turn(lr_scale, note)
+        return self.apply()
+
+    @torch.no_grad()
+    def apply(self):
+        """The update with the numbers of `turn`: kernels only, so that a CUDA graph can hold it."""
+        lr, fix_first, fix_second, toward, note = self.knobs.unbind()
         grads = [z if p.grad is None else p.grad.reshape(-1) for p, z in zip(self.params, self.zeros)]
         parts = [torch.cat(part).float() for part in (grads[: self.n_half_params], grads[self.n_half_params :]) if part]
         for p in self.params:
@@ -84,29 +100,29 @@ class Trainer:
         if self.reduce is None:
             g = torch.cat(parts)
         else:
-            g = torch.cat(parts + [torch.full((1,), note, device=self.master.device)])
+            g = torch.cat(parts + [note[None]])
             self.reduce(g)
             note, g = g[-1].clone(), g[:-1]
         norm = g.norm()
         # A step that is not finite becomes one without a gradient.
         factor = torch.where(torch.isfinite(norm), (self.clip / (norm + 1e-6)).clamp(max=1.0), torch.zeros_like(norm))
         g = torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(factor)
-        self.steps += 1
-        lr, (b1, b2) = self.lr * lr_scale, self.betas
+        b2 = self.betas[1]
         self.first.mul_(self.keep).add_(g).addcmul_(g, self.keep, value=-1)
         self.second.mul_(b2).addcmul_(g, g, value=1 - b2)
-        spread = self.second.div(1 - b2**self.steps).sqrt_().add_(1e-8)
-        torch.div(self.first, spread, out=self.update).mul_(self.rate).mul_(lr / (1 - b1**self.steps))
+        spread = self.second.mul(fix_second).sqrt_().add_(1e-8)
+        torch.div(self.first, spread, out=self.update).mul_(self.rate).mul_(lr * fix_first)
         if self.stacks:
             # Nesterov: a step ahead along the fresh gradient.
             ahead = torch.lerp(g, self.first, self.momentum)
             offset = lambda v: v.storage_offset()
             for stack in self.stacks:
                 rows = torch.stack([ahead[offset(v) : offset(v) + v.numel()].view(v.shape) for v in stack["grad"]])
-                torch._foreach_copy_(stack["update"], list((orthogonalize(rows).float() * (lr * stack["scale"])).unbind(0)))
-        self.master.addcmul_(self.master, self.wane, value=-lr).sub_(self.update)
-        decay = min(self.ema, (1 + self.steps) / (10 + self.steps))
-        self.average.lerp_(self.master, 1 - decay)
+                turned = orthogonalize(rows).float() * (lr * stack["scale"])
+                torch._foreach_copy_(stack["update"], list(turned.unbind(0)))
+        self.update.addcmul_(self.master * lr, self.wane)
+        self.master.sub_(self.update)
+        self.average.add_((self.master - self.average) * toward)
         self.load_masters()
         return norm, note
 

@@ -22,17 +22,11 @@ import train_video_vae
 import world
 
 
-def explicit_prompt(s, i, writer):
-    """A prompt that always names the background and the sound."""
-    parts = [writer.clauses(s, i, lambda obj: writer.noun(s, i, obj)), writer.background(s, i), writer.sound(s, i)]
-    return writer.join(parts)
-
-
 def requests(task, clips, height, width, frames, seed, device="cpu"):
     """Scenes, prompts and condition pictures (uint8 `(n, 3, h, w)` or None); the training draws from other seeds."""
     rng, writer = np.random.default_rng(seed), data.writer_for(seed)
     s = world.sample_scenes(rng, clips, height, width, frames, p_two=0.0)
-    write = writer.reference_prompt if task == "ref2va" else lambda s, i: explicit_prompt(s, i, writer)
+    write = writer.reference_prompt if task == "ref2va" else writer.explicit
     prompts = [write(s, i) for i in range(clips)]
     pictures = None
     if task == "fl2va":
@@ -123,8 +117,8 @@ def main():
         s, prompts, pictures = requests(task, args.clips, *args.size, args.frames, args.seed, device)
         clips = generate(*parts, task, *args.size, args.frames, prompts, pictures, args.steps, args.seed)
         made = time.time() - start
-        reads = measure.read_all([(v.astype(np.float32) / 255, a) for v, a in clips], args.workers)
-        rows = [measure.compare(s, i, None, None, r) for i, r in enumerate(reads)]
+        reads = measure.read_all(clips, args.workers)
+        rows = [measure.compare(s, i, None, None, r, prompts[i]) for i, r in enumerate(reads)]
         title = f"{task} {args.size[1]}x{args.size[0]}, {args.frames} frames, {args.steps} steps, n={args.clips}"
         results[title] = measure.summary(rows)
         if task == "fl2va":

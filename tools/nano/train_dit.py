@@ -27,13 +27,13 @@ import world
 
 # height, width, frames, clips kept, share of the training time; before and after TURN of the run
 POOLS = (
-    (256, 256, 22, 24000, 0.60, 0.34),
-    (256, 256, 56, 20000, 0.25, 0.42),
+    (256, 256, 22, 36000, 0.60, 0.36),
+    (256, 256, 56, 36000, 0.25, 0.46),
     (256, 256, 39, 3000, 0.05, 0.04),
-    (256, 256, 90, 1500, 0.00, 0.03),
-    (256, 256, 124, 2000, 0.04, 0.07),
-    (192, 256, 22, 3000, 0.02, 0.02),
-    (256, 192, 22, 3000, 0.02, 0.02),
+    (256, 256, 90, 1500, 0.00, 0.02),
+    (256, 256, 124, 1500, 0.04, 0.04),
+    (192, 256, 22, 2500, 0.02, 0.01),
+    (256, 192, 22, 2500, 0.02, 0.01),
     (192, 256, 56, 2500, 0.02, 0.03),
     (256, 192, 56, 2500, 0.00, 0.03),
 )
@@ -41,7 +41,7 @@ TOY_POOLS = ((64, 64, 22, 32, 0.7, 0.5), (64, 96, 39, 16, 0.3, 0.5))
 TURN = 0.45
 # tasks of a step, before and after CONDITIONS of the run
 CONDITIONS = 0.2
-TASK_SHARES = ((1.0, 0.0, 0.0), (0.68, 0.15, 0.17))
+TASK_SHARES = ((1.0, 0.0, 0.0), (0.66, 0.17, 0.17))
 
 
 def load_audio(folder):
@@ -150,39 +150,72 @@ def predict(dit, text, shown, ids, images, rows, x_video, x_audio, t_video, t_au
 ANCHORS = (("first",), ("first",), ("last",), ("first", "last"))
 
 
-def flow_loss(dit, text, pool, task, batch, conditioning, anchors, cores):
-    codec = pool.codec
+def noise_levels(n, device, near):
+    """How far to pure noise, before the shift: stratified over [0, 1], a share `near` of it where shapes are decided."""
+    u = (torch.rand(n, device=device) + torch.arange(n, device=device)) / n
+    # Every so many samples one comes from a hump over [0, 0.7] instead.
+    hump = 0.35 * (torch.rand(n, device=device) + torch.rand(n, device=device))
+    return torch.where(torch.rand(n, device=device) < near, hump, u)
+
+
+class Levels:
+    """What a loss is at every noise level, as running means over bins of u.
+
+    Where nothing is decided yet the loss is some twenty times what it is where outlines are drawn, and nothing can be done
+    about most of it.  Divided by its own mean at that level, every level has an equal say.
+    """
+
+    BINS = 20
+
+    def __init__(self, device):
+        self.means = torch.ones(2, self.BINS, device=device)
+
+    def divide(self, u, *losses):
+        """`losses`: `(n,)` each."""
+        bins = ((u * self.BINS).long().clamp(0, self.BINS - 1)[:, None] == torch.arange(self.BINS, device=u.device)).float()
+        values = torch.stack([loss.detach() for loss in losses])
+        count = bins.sum(0)
+        fresh = values @ bins / count.clamp(min=1)
+        self.means.add_((fresh - self.means) * (0.03 * count.clamp(max=1)))
+        return [loss / (self.means[i] @ bins.T + 0.02) for i, loss in enumerate(losses)]
+
+
+AUDIO_WEIGHT = 0.2
+
+
+def flow_loss(dit, text, codec, batch, shown, cores, near, levels=None):
     images, rows = batch.get("images"), None
-    if task == "fl2va":
-        images = images[:, [("first", "last").index(a) for a in anchors]]
     if images is not None:
         rows = condition_rows(codec, images)
-    shown = conditioning.get(pool, task, batch["ids"].shape[1], anchors)
     z, a = nets.patchify(batch["z"]), nets.audio_rows(batch["a"])
     n, device = z.shape[0], z.device
-    # Stratified u: the share of the way to pure noise before the shift.
-    u = (torch.rand(n, device=device) + torch.arange(n, device=device)) / n
+    u = noise_levels(n, device, near)
     sv, sa = nets.shifted(u, nets.VIDEO_SHIFT), nets.shifted(u, nets.AUDIO_SHIFT)
     ev, ea = torch.randn_like(z), torch.randn_like(a)
     xv = (1 - sv)[:, None, None] * z + sv[:, None, None] * ev
     xa = (1 - sa)[:, None, None] * a + sa[:, None, None] * ea
     pv, pa = predict(dit, text, shown, batch["ids"], images, rows, xv, xa, 1 - sv, 1 - sa, cores)
-    lv = (pv.float() - (z - ev)).square().mean()
-    la = (pa.float() - (a - ea)).square().mean()
-    return lv + 0.7 * la, lv, la
+    lv = (pv.float() - (z - ev)).square().mean((1, 2))
+    la = (pa.float() - (a - ea)).square().mean((1, 2))
+    wv, wa = (lv, la) if levels is None else levels.divide(u, lv, la)
+    return (wv + AUDIO_WEIGHT * wa).mean(), lv.mean(), la.mean()
 
 
 @torch.no_grad()
 def sample(dit, text, pool, task, ids, steps, conditioning, generator=None, anchors=(), images=None,
            cores=(nets.block_core, nets.refiner_core)):
-    """The pipeline's Euler loop for a batch with one layout; `steps` grid points, as `num_inference_steps` counts."""
+    """The pipeline's Euler loop for a batch with one layout.
+
+    `steps`: grid points, as `num_inference_steps` counts, or the base positions themselves (falling from 1 to 0).
+    """
     device, n = ids.device, ids.shape[0]
     shown = conditioning.get(pool, task, ids.shape[1], anchors)
     rows = None if images is None else condition_rows(pool.codec, images)
     noise = lambda *shape: torch.randn(*shape, device=device, generator=generator)
     x = nets.patchify(noise(n, 24, pool.t, pool.h, pool.w))
     y = noise(n, 2 * pool.a, 32)
-    base = torch.linspace(1.0, 0.0, steps, device=device)
+    base = torch.linspace(1.0, 0.0, steps) if isinstance(steps, int) else torch.tensor(steps)
+    steps, base = len(base), base.to(device)
     sv, sa = nets.shifted(base, nets.VIDEO_SHIFT), nets.shifted(base, nets.AUDIO_SHIFT)
     for i in range(steps - 1):
         tv, ta = (1 - sv[i]).expand(n), (1 - sa[i]).expand(n)
@@ -196,9 +229,11 @@ def sample(dit, text, pool, task, ids, steps, conditioning, generator=None, anch
 def save_weights(dit, text, trainer, folder):
     """The averaged weights, as they are shipped."""
     trainer.load_average()
-    save_file({k: v.cpu().clone() for k, v in dit.state_dict().items()}, os.path.join(folder, "dit.safetensors"))
     state = {k: v.bfloat16().cpu().clone() for k, v in text.state_dict().items() if k != "lm_head.weight"}
-    save_file(state, os.path.join(folder, "text_encoder.safetensors"))
+    for name, part in (("dit", {k: v.cpu().clone() for k, v in dit.state_dict().items()}), ("text_encoder", state)):
+        path = os.path.join(folder, f"{name}.safetensors")
+        save_file(part, path + ".new")
+        os.replace(path + ".new", path)
     trainer.load_masters()
 
 
@@ -219,14 +254,38 @@ def load_state(trainer, path):
     return float(state["progress"][0])
 
 
-class Step:
-    """One step of training: choose, draw, descend."""
+@torch.no_grad()
+def start_from(folder, dit, text, trainer):
+    """Trained weights into a fresh trainer, whose moments are then empty."""
+    values = load_file(os.path.join(folder, "dit.safetensors"))
+    for name, p in dit.named_parameters():
+        p.copy_(values[name])
+    values = load_file(os.path.join(folder, "text_encoder.safetensors"))
+    for name, p in text.named_parameters():
+        if name in values:
+            p.copy_(values[name])
+    where = 0
+    for p in trainer.params:
+        trainer.master[where : where + p.numel()] = p.detach().float().flatten()
+        where += p.numel()
+    trainer.average.copy_(trainer.master)
 
-    def __init__(self, dit, text, trainer, pools, conditioning, cores, tokens, seed, rank):
+
+class Step:
+    """One step of training: choose, draw, descend.
+
+    A step is some thousands of small kernels, and starting them takes longer than running them.  With `graphs` a kind of
+    step (geometry, task, prompt length) that came up twice is captured and replayed from then on.
+    """
+
+    def __init__(self, dit, text, trainer, pools, conditioning, cores, tokens, seed, rank, near=0.0, graphs=False):
         self.dit, self.text, self.trainer, self.pools = dit, text, trainer, pools
-        self.conditioning, self.cores, self.tokens = conditioning, cores, tokens
+        self.conditioning, self.cores, self.tokens, self.near = conditioning, cores, tokens, near
         # What kind of step it is has to be the same on all ranks; what is in it must not be.
         self.shared, self.own = np.random.default_rng(seed), np.random.default_rng((seed, rank))
+        self.graphs, self.memory = ({}, torch.cuda.graph_pool_handle()) if graphs else (None, None)
+        self.levels = Levels(trainer.master.device)
+        self.totals = {t: torch.zeros(4, device=trainer.master.device) for t in data.TASKS}
 
     def choose(self, progress):
         late = progress >= TURN
@@ -237,14 +296,78 @@ class Step:
         anchors = ANCHORS[self.shared.integers(0, 4)] if task == "fl2va" else ()
         return pool, task, anchors
 
-    def loss(self, pool, task, anchors):
+    def draw(self, pool, task, anchors):
         batch = pool.draw(task, self.own, max(2, self.tokens // pool.tokens(task)))
-        return flow_loss(self.dit, self.text, pool, task, batch, self.conditioning, anchors, self.cores)
+        if task == "fl2va" and len(anchors) == 1:
+            k = ("first", "last").index(anchors[0])
+            batch["images"] = batch["images"][:, k : k + 1]
+        return batch
+
+    def descend(self, task, batch, shown):
+        loss, lv, la = flow_loss(self.dit, self.text, self.pools[0].codec, batch, shown, self.cores, self.near,
+                                 self.levels)
+        loss.backward()
+        norm, note = self.trainer.apply()
+        self.totals[task] += torch.stack((lv.detach(), la.detach(), torch.ones_like(lv).detach(), norm))
+        return note
+
+    def run(self, progress, lr_scale, note):
+        pool, task, anchors = self.choose(progress)
+        batch = self.draw(pool, task, anchors)
+        shown = self.conditioning.get(pool, task, batch["ids"].shape[1], anchors)
+        self.trainer.turn(lr_scale, note)
+        if self.graphs is None:
+            return self.descend(task, batch, shown)
+        key = (pool.key, task, tuple(batch["ids"].shape), anchors)
+        held = self.graphs.get(key, 0)
+        if isinstance(held, int):
+            self.graphs[key] = held + 1
+            if held < 2:
+                return self.descend(task, batch, shown)
+            held = self.capture(task, batch, shown)
+            self.graphs[key] = held
+        graph, inputs, note = held
+        for name, value in inputs.items():
+            value.copy_(batch[name])
+        graph.replay()
+        return note
+
+    def capture(self, task, batch, shown):
+        inputs = {k: v.clone() for k, v in batch.items()}
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self.memory)
+        try:
+            note = self.descend(task, inputs, shown)
+        finally:
+            graph.capture_end()
+        return graph, inputs, note
 
 
 def compiled_cores():
     """The block compiled, the small refiner not (its compilation takes longer than it saves)."""
     return nets.compiled(nets.block_core, (0, (0, 1)), (1, (0,)), (2, (0,)), (3, (1,)), (4, (1,))), nets.refiner_core
+
+
+def load_compiled(path):
+    if path and os.path.exists(path) and os.path.getsize(path):
+        try:
+            with open(path, "rb") as f:
+                torch.compiler.load_cache_artifacts(f.read())
+        except Exception as error:  # of another version, say
+            print("no compiled kernels:", type(error).__name__, str(error)[:200], flush=True)
+
+
+def save_compiled(path):
+    """Compiled kernels for the next run on such a device; once is enough."""
+    if path and not os.path.exists(path):
+        try:
+            made = torch.compiler.save_cache_artifacts()
+        except Exception as error:
+            print("compiled kernels not kept:", type(error).__name__, str(error)[:200], flush=True)
+            made = None
+        with open(path, "wb") as f:
+            f.write(made[0] if made else b"")
 
 
 def build(device, dtype, args, reduce=None):
@@ -264,6 +387,7 @@ def main():
     parser.add_argument("--weights", default="weights", help="folder of the code and the audio VAE")
     parser.add_argument("--out", default="weights")
     parser.add_argument("--state", default=None, help="path prefix for the training state")
+    parser.add_argument("--init", default=None, help="folder of trained weights to start from, without a state")
     parser.add_argument("--resume", default=None, help="path prefix of a state to go on from")
     parser.add_argument("--since", type=float, default=None, help="where in the schedule this run starts (0 to 1)")
     parser.add_argument("--until", type=float, default=1.0, help="and where it ends")
@@ -272,6 +396,12 @@ def main():
     parser.add_argument("--adam-scale", type=float, default=0.6, help="AdamW's rate over Muon's")
     parser.add_argument("--ema", type=float, default=0.999)
     parser.add_argument("--tokens", type=int, default=90_000, help="rows of packed sequence in a batch, per process")
+    parser.add_argument("--peak", type=float, default=1.0, help="share of the rate that this run goes up to")
+    parser.add_argument("--hold", type=float, default=0.45, help="where in the schedule the rate begins to fall")
+    parser.add_argument("--near", type=float, default=0.0, help="share of samples drawn nearer to the clean end")
+    parser.add_argument("--graphs", action="store_true", help="capture steps as CUDA graphs (one device)")
+    parser.add_argument("--compiler-cache", help="file of compiled kernels, read if it is there, written else")
+    parser.add_argument("--save-every", type=float, default=100, help="seconds between checkpoints")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-muon", action="store_true")
     parser.add_argument("--workers", type=int, default=5)
@@ -303,6 +433,8 @@ def main():
     codec = load_codec(args.weights, device, args.toy)
     dit, text, trainer = build(device, dtype, args, reduce)
     progress = 0.0
+    if args.init:
+        start_from(args.init, dit, text, trainer)
     if args.resume:
         progress = load_state(trainer, args.resume)
     progress = progress if args.since is None else args.since
@@ -321,12 +453,22 @@ def main():
     print(f"rank {rank} of {world_size}: ready after {time.time() - began:.1f} s, {len(trainer.params)} tensors", flush=True)
     cores = (nets.block_core, nets.refiner_core)
     if not args.no_compile and not args.toy:
+        load_compiled(args.compiler_cache)
         cores = compiled_cores()
+    graphs = args.graphs and device == "cuda" and world_size == 1
+    if graphs:
+        # A capture wants a stream of its own, and everything before it on the same one.
+        torch.cuda.synchronize()
+        torch.cuda.set_stream(torch.cuda.Stream())
     step = Step(dit, text, trainer, pools, conditioning, cores, args.tokens if not args.toy else 2000,
-                args.seed + first, rank)
-    if not args.no_compile and not args.toy:
+                args.seed + first, rank, args.near, graphs)
+    if step.cores[0] is not nets.block_core:
         try:
-            step.loss(pools[0], "t2va", ())[0].backward()
+            for pool in pools[:2]:
+                batch = step.draw(pool, "t2va", ())
+                shown = conditioning.get(pool, "t2va", batch["ids"].shape[1], ())
+                flow_loss(dit, text, codec, batch, shown, step.cores, 0.0)[0].backward()
+                print(f"compiled after {time.time() - began:.1f} s", flush=True)
         except Exception as error:  # a compiler that is missing or fails costs speed, not the run
             print("no compilation:", type(error).__name__, str(error)[:500], flush=True)
             step.cores = (nets.block_core, nets.refiner_core)
@@ -334,24 +476,22 @@ def main():
             p.grad = None
         if device == "cuda":
             torch.cuda.synchronize()
-        print(f"compiled after {time.time() - began:.1f} s", flush=True)
-        spent = time.time() - began if args.whole else 0.0
-    else:
-        spent = 0.0
-    clock = optim.Clock(args.seconds - spent, progress, args.until, warmup=150, hold=0.45)
-    totals = {t: torch.zeros(3, device=device) for t in data.TASKS}
-    mark, marks, seen, turn, saved = time.time(), 0, 0, 0, time.time()
+    spent = time.time() - began if args.whole else 0.0
+    clock = optim.Clock(args.seconds - spent, progress, args.until, warmup=150, hold=args.hold)
+    mark, marks, saved = time.time(), 0, time.time()
     every = 5 if args.toy else 250
-    log = []
+    log, events = [], []
     while True:
-        pool, task, anchors = step.choose(progress)
-        loss, lv, la = step.loss(pool, task, anchors)
-        loss.backward()
-        norm, note = trainer.step(clock.scale(trainer.steps - first, progress), clock.progress())
-        totals[task] += torch.stack((lv.detach(), la.detach(), torch.ones((), device=device)))
+        note = step.run(progress, args.peak * clock.scale(trainer.steps - first, progress), clock.progress())
         marks += 1
+        if device == "cuda":
+            # The host stays a few steps ahead, not more.
+            events.append(torch.cuda.Event())
+            events[-1].record()
+            if len(events) > 4:
+                events.pop(0).synchronize()
         if trainer.steps % 16 == 0:
-            progress = float(note)  # one number for all ranks; also keeps the host from running far ahead
+            progress = float(note)  # one number for all ranks
             if progress >= args.until - 1e-4:
                 break
             growing = [p for p in pools if not p.full()]
@@ -360,20 +500,22 @@ def main():
                 min(growing, key=lambda p: p.n / p.capacity).grow()
         if trainer.steps % every == 0 and rank == 0:
             row = dict(step=trainer.steps, seconds=round(clock.elapsed, 1), progress=round(progress, 4),
-                       ms=round((time.time() - mark) / marks * 1e3, 1), norm=round(norm.item(), 2),
-                       clips=sum(p.n for p in pools))
-            for name, total in totals.items():
-                v, a, k = total.tolist()
+                       ms=round((time.time() - mark) / marks * 1e3, 1), clips=sum(p.n for p in pools))
+            if step.graphs:
+                row["graphs"] = sum(not isinstance(g, int) for g in step.graphs.values())
+            for name, total in step.totals.items():
+                v, a, k, norm = total.tolist()
                 if k:
-                    row[name] = (round(v / k, 4), round(a / k, 4))
+                    row[name] = (round(v / k, 4), round(a / k, 4), round(norm / k, 2))
                 total.zero_()
             log.append(row)
             print(json.dumps(row), flush=True)
             mark, marks = time.time(), 0
-            if time.time() - saved > 100:
+            if time.time() - saved > args.save_every:
                 save_weights(dit, text, trainer, args.out)
                 if args.state:
                     save_state(trainer, progress, args.state)
+                save_compiled(args.compiler_cache)
                 saved = time.time()
     if rank == 0:
         save_weights(dit, text, trainer, args.out)
