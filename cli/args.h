@@ -41,6 +41,7 @@ typedef struct cli {
     float sigmas[MAX_SIGMAS];
     double ref_fps, mux_fps;
     const char *prompt_file, *form, *tensor, *output, *gpus;
+    const char *layout; ///< convert: "own", "original" or "diffusers"
     int ranks;
     const char *arg[2]; ///< positional: a path, a text
     int n_args;

@@ -299,7 +299,7 @@ static int run_convert(cli *c)
         fprintf(stderr, "h3av: convert needs --output FILE\n");
         return 2;
     }
-    st = h3_convert_file(c->arg[0], c->form, c->engine.qkv, c->output);
+    st = h3_convert_file(c->arg[0], c->form, c->layout, c->engine.qkv, c->output);
     return st == H3_OK ? 0 : failed(c, st);
 }
 

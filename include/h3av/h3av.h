@@ -56,8 +56,8 @@ typedef struct h3_ranks h3_ranks;
  * without a launcher: one rank. H3_E_UNSUPPORTED when a launcher was used and the build has no MPI.
  */
 H3_API h3_status h3_ranks_open(h3_ranks **out, int n);
-H3_API int h3_ranks_rank(const h3_ranks *r); ///< 0 for NULL
-H3_API int h3_ranks_size(const h3_ranks *r); ///< 1 for NULL
+H3_API int h3_ranks_rank(const h3_ranks *r);  ///< 0 for NULL
+H3_API int h3_ranks_size(const h3_ranks *r);  ///< 1 for NULL
 H3_API int h3_ranks_local(const h3_ranks *r); ///< rank among those of this host, for picking a GPU
 /** Waits for the others, after all engines are closed. `has_failed`: this rank gives up, whatever
  *  the last call said; then the others do too. */
@@ -262,22 +262,24 @@ H3_API h3_status h3_probe(const h3_input *in, char **json);
  *  safe from any thread. */
 H3_API h3_status h3_thumbnail(const char *clip, const char *png, int max_side);
 
-/** Writes a checkpoint in plain form under released names, one tensor at a time: `form` "bf16",
- *  "f32" (safetensors) or "q8_0" (GGUF). */
-H3_API h3_status h3_convert_file(const char *path, const char *form, const char *qkv,
-                                 const char *out_path);
+/** Writes a part of a model in another form, one tensor at a time: `form` "bf16", "f16", "f32"
+ *  (safetensors) or "q8_0" (GGUF), NULL: bf16; `layout` "own", "original" (as released) or
+ *  "diffusers", NULL: own. */
+H3_API h3_status h3_convert_file(const char *path, const char *form, const char *layout,
+                                 const char *qkv, const char *out_path);
 
 /** Frame folder + WAV -> MP4. rq gives out_path, codec, crf and preset. fps 0: 24. */
 H3_API h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps,
                               const h3_request *rq);
 
 typedef struct h3_bench_opts {
-    const char *what;    ///< "ops", "dit", "encoder", "vae", "audio", "all"
+    const char *what;    ///< "ops", "forms", "dit", "encoder", "vae", "audio", "all"
     int layers;          ///< synthetic networks: how many layers (0: as real)
     const int64_t *rows; ///< packed rows to time; NULL: 512 and 2048
     int n_rows;
     int repeat;
     bool is_tiny; ///< reduced widths, for tests of the program itself
+    const char *form; ///< "q8_0": networks with such weights; NULL: as released
 } h3_bench_opts;
 
 /** Times operations and stages on random weights of the real widths; a JSON report. */

@@ -114,21 +114,32 @@ h3_status h3_dump(const char *path, const char *name, const char *qkv, const cha
 
 /* ------------------------------------------------------------------------------------ convert */
 
-h3_status h3_convert_file(const char *path, const char *form, const char *qkv, const char *out_path)
+/* Index of `word` among n words, 0 when it is NULL, -1 when it is none of them. */
+static int word_index(const char *word, const char *const *words, int n)
 {
-    static const char *const forms[] = {"f32", "bf16", "q8_0"};
-    h3_convert_opts opts = {.form = H3_CONVERT_BF16};
+    if (!word) return 0;
+    while (n-- > 0)
+        if (strcmp(word, words[n]) == 0) return n;
+    return -1;
+}
+
+h3_status h3_convert_file(const char *path, const char *form, const char *layout, const char *qkv,
+                          const char *out_path)
+{
+    static const char *const forms[] = {"bf16", "f16", "f32", "q8_0"};
+    static const h3_convert_form form_of[] = {H3_CONVERT_BF16, H3_CONVERT_F16, H3_CONVERT_F32,
+                                              H3_CONVERT_Q8_0};
+    static const char *const layouts[] = {"own", "original", "diffusers"};
+    const int f = word_index(form, forms, 4), l = word_index(layout, layouts, 3);
+    h3_convert_opts opts = {0};
     h3_ckpt_opts how = {0};
     h3_checkpoint *ck = NULL;
-    bool is_known = !form;
     h3_status st;
 
-    for (int i = 0; form && i < 3; i++)
-        if (strcmp(form, forms[i]) == 0) {
-            opts.form = (h3_convert_form)i;
-            is_known = true;
-        }
-    if (!is_known) return h3_fail(H3_E_ARG, "form %s: expected bf16, f32 or q8_0", form);
+    if (f < 0) return h3_fail(H3_E_ARG, "form %s: expected bf16, f16, f32 or q8_0", form);
+    if (l < 0) return h3_fail(H3_E_ARG, "layout %s: expected own, original or diffusers", layout);
+    opts.form = form_of[f];
+    opts.layout = (h3_convert_layout)l;
     h3_register_builtin();
     H3_TRY(h3_parse_qkv(&how.qkv, qkv));
     H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));

@@ -196,7 +196,16 @@ const json_t *h3_ckpt_config(const h3_checkpoint *ck, const char *which)
 static h3_status load_configs(h3_checkpoint *ck)
 {
     static const char *const names[] = {"config.json", "source/config.json", "metadata.json"};
+    const char *inside = h3_manifest_meta(ck->m, "h3av.config"); // of files that convert.c wrote
 
+    if (inside) {
+        char *what = h3_strdupf("%s: h3av.config", ck->path);
+        h3_status st = h3_json_parse(&ck->configs, inside, strlen(inside), what);
+        free(what);
+        return st == H3_OK && !json_is_object(ck->configs)
+                   ? h3_fail(H3_E_FORMAT, "%s: h3av.config is no object", ck->path)
+                   : st;
+    }
     ck->configs = json_object();
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char *path = h3_path_join(ck->folder, names[i]);
@@ -249,6 +258,7 @@ static void decide_origin(h3_checkpoint *ck, const h3_ckpt_opts *opts)
     const char *class_name =
         json_string_value(json_object_get(h3_ckpt_config(ck, "config.json"), "_class_name"));
     const char *ours = h3_manifest_meta(ck->m, "h3av.qkv");
+    const bool is_vae = ck->naming.role == H3_ROLE_VIDEO_VAE;
     const bool is_straight = is_straight_nvfp4(ck);
     const char *why;
 
@@ -258,7 +268,7 @@ static void decide_origin(h3_checkpoint *ck, const h3_ckpt_opts *opts)
     if (opts && opts->nvfp4_nibble) ck->rules.is_nvfp4_low = opts->nvfp4_nibble == H3_NVFP4_LOW;
 
     ck->qkv = H3_QKV_STACKED;
-    if (opts && opts->qkv != H3_QKV_AUTO) {
+    if (opts && opts->qkv != H3_QKV_AUTO && !is_vae) {
         ck->qkv = opts->qkv;
         why = "as asked for";
     } else if (ck->naming.layout == H3_LAYOUT_DIFFUSERS) {
@@ -266,6 +276,9 @@ static void decide_origin(h3_checkpoint *ck, const h3_ckpt_opts *opts)
     } else if (ours) {
         ck->qkv = strcmp(ours, "interleaved") == 0 ? H3_QKV_INTERLEAVED : H3_QKV_STACKED;
         why = "as its metadata says";
+    } else if (is_vae) {
+        ck->qkv = H3_QKV_INTERLEAVED;
+        why = "every published video VAE";
     } else if (h3_manifest_is_gguf(ck->m)) {
         why = "GGUF";
     } else if (h3_manifest_is_indexed(ck->m)) {
@@ -554,9 +567,9 @@ static h3_status make_values(h3_checkpoint *ck, h3_item *it)
 bool h3_item_is_interleaved(const h3_checkpoint *ck, const h3_item *it)
 {
     if (it->piece == H3_PIECE_STACK) return false;
-    if (ck->naming.role == H3_ROLE_DIT)
-        return ck->qkv == H3_QKV_INTERLEAVED && strstr(it->name, ".attn.qkv_proj.");
-    return ck->naming.role == H3_ROLE_VIDEO_VAE && strstr(it->name, ".attn.to_qkv.");
+    return ck->qkv == H3_QKV_INTERLEAVED &&
+           ((ck->naming.role == H3_ROLE_DIT && strstr(it->name, ".attn.qkv_proj.")) ||
+            (ck->naming.role == H3_ROLE_VIDEO_VAE && strstr(it->name, ".attn.to_qkv.")));
 }
 
 h3_status h3_item_parts(h3_checkpoint *ck, h3_item *it, h3_weight_part *part, int *n)

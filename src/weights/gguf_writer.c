@@ -15,7 +15,9 @@ enum {
     T_I32 = 5,
     T_STRING = 8,
     T_ARRAY = 9,
+    MAX_TEXTS = 8,
     GGML_F32 = 0,
+    GGML_F16 = 1,
     GGML_Q8_0 = 8,
     GGML_BF16 = 30
 };
@@ -35,6 +37,8 @@ struct h3_gguf_writer {
     size_t end;     ///< of the data section as declared
     size_t current; ///< tensor whose bytes come next
     size_t written; ///< of the data section
+    char *key[MAX_TEXTS], *text[MAX_TEXTS];
+    size_t n_texts;
 };
 
 h3_status h3_gguf_writer_open(h3_gguf_writer **out, const char *path)
@@ -53,6 +57,14 @@ h3_status h3_gguf_writer_open(h3_gguf_writer **out, const char *path)
     return H3_OK;
 }
 
+h3_status h3_gguf_meta(h3_gguf_writer *w, const char *key, const char *value)
+{
+    if (w->n_texts == MAX_TEXTS) return h3_fail(H3_E_INTERNAL, "%s: too many texts", w->file.path);
+    w->key[w->n_texts] = h3_strdupf("%s", key);
+    w->text[w->n_texts++] = h3_strdupf("%s", value);
+    return H3_OK;
+}
+
 h3_status h3_gguf_declare(h3_gguf_writer *w, const char *name, uint8_t type, int rank,
                           const int64_t *ne)
 {
@@ -68,7 +80,10 @@ h3_status h3_gguf_declare(h3_gguf_writer *w, const char *name, uint8_t type, int
     }
     p = &w->t[w->n];
     memset(p, 0, sizeof *p);
-    p->type = type == H3_F32 ? GGML_F32 : type == H3_BF16 ? GGML_BF16 : GGML_Q8_0;
+    p->type = type == H3_F32    ? GGML_F32
+              : type == H3_BF16 ? GGML_BF16
+              : type == H3_F16  ? GGML_F16
+                                : GGML_Q8_0;
     p->rank = rank;
     for (int i = 0; i < rank; i++) {
         p->ne[i] = ne[i];
@@ -126,7 +141,7 @@ static int folded(const planned *p, int64_t ne[4])
 
 static h3_status put_header(h3_gguf_writer *w)
 {
-    uint64_t n_kv = 2;
+    uint64_t n_kv = 1 + w->n_texts;
 
     for (size_t i = 0; i < w->n; i++)
         n_kv += w->t[i].rank > 4;
@@ -137,9 +152,11 @@ static h3_status put_header(h3_gguf_writer *w)
     H3_TRY(put_string(w, "general.architecture"));
     H3_TRY(put_int(w, T_STRING, 4));
     H3_TRY(put_string(w, "minimax_h3"));
-    H3_TRY(put_string(w, "h3av.qkv"));
-    H3_TRY(put_int(w, T_STRING, 4));
-    H3_TRY(put_string(w, "stacked"));
+    for (size_t i = 0; i < w->n_texts; i++) {
+        H3_TRY(put_string(w, w->key[i]));
+        H3_TRY(put_int(w, T_STRING, 4));
+        H3_TRY(put_string(w, w->text[i]));
+    }
     for (size_t i = 0; i < w->n; i++) {
         const planned *p = &w->t[i];
         char *key;
@@ -206,6 +223,9 @@ h3_status h3_gguf_put_q8_0(h3_gguf_writer *w, const float *v, int64_t n)
             amax = fmaxf(amax, fabsf(v[at + i]));
         const float d = amax / 127.0f, inv = d > 0 ? 1.0f / d : 0.0f;
         const uint16_t h = h3_f32_to_f16(d);
+        if ((h & 0x7c00) == 0x7c00)
+            return h3_fail(H3_E_NUMERIC, "tensor \"%s\" holds %g, more than Q8_0 can",
+                           w->t[w->current].name, (double)amax);
         memcpy(block, &h, 2);
         for (int i = 0; i < 32; i++)
             block[2 + i] = (unsigned char)(int8_t)lrintf(v[at + i] * inv);
@@ -236,6 +256,10 @@ void h3_gguf_abort(h3_gguf_writer **wp)
     h3_atomic_abort(&w->file);
     for (size_t i = 0; i < w->n; i++)
         free(w->t[i].name);
+    for (size_t i = 0; i < w->n_texts; i++) {
+        free(w->key[i]);
+        free(w->text[i]);
+    }
     free(w->t);
     free(w);
     *wp = NULL;

@@ -10,8 +10,10 @@
 typedef struct h3_gguf_writer h3_gguf_writer;
 
 H3_NODISCARD h3_status h3_gguf_writer_open(h3_gguf_writer **out, const char *path);
-/** type: H3_F32, H3_BF16, or H3_DTYPE_COUNT for Q8_0. Rank above 4 is folded into the third axis
- * and told by comfy.gguf.orig_shape. */
+/** A text among the key-values. Before h3_gguf_begin. */
+H3_NODISCARD h3_status h3_gguf_meta(h3_gguf_writer *w, const char *key, const char *value);
+/** type: H3_F32, H3_BF16, H3_F16, or H3_DTYPE_COUNT for Q8_0. Rank above 4 is folded into the third
+ * axis and told by comfy.gguf.orig_shape. */
 H3_NODISCARD h3_status h3_gguf_declare(h3_gguf_writer *w, const char *name, uint8_t type, int rank,
                                        const int64_t *ne);
 H3_NODISCARD h3_status h3_gguf_begin(h3_gguf_writer *w);

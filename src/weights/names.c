@@ -342,6 +342,35 @@ bool h3_names_canonical(h3_canonical *c, const h3_naming *n, const char *source)
     }
 }
 
+/* The rules read backwards, last to first. A rule that begins with '.' matches anywhere, others
+ * only at the begin, and those whose results begin alike are told apart by the dot that ends them.
+ */
+static void unapply(char name[256], const rule *r, size_t n, int slot)
+{
+    for (size_t i = n; i-- > 0;) {
+        char out[256];
+        const char *at = r[i].to[0] == '.'       ? strstr(name, r[i].to)
+                         : starts(name, r[i].to) ? name
+                                                 : NULL;
+        if (!at || (r[i].piece == H3_PIECE_STACK && r[i].slot != slot)) continue;
+        const int len = snprintf(out, sizeof out, "%.*s%s%s", (int)(at - name), name, r[i].from,
+                                 at + strlen(r[i].to));
+        if (len > 0 && (size_t)len < sizeof out) memcpy(name, out, (size_t)len + 1);
+    }
+}
+
+char *h3_names_diffusers(h3_role role, const char *canonical, int slot)
+{
+    char name[256];
+
+    snprintf(name, sizeof name, "%s", canonical);
+    if (role == H3_ROLE_DIT)
+        unapply(name, dit_diffusers, sizeof dit_diffusers / sizeof *dit_diffusers, slot);
+    if (role == H3_ROLE_VIDEO_VAE)
+        unapply(name, vvae_diffusers, sizeof vvae_diffusers / sizeof *vvae_diffusers, slot);
+    return h3_strdupf("%s", name);
+}
+
 /* ---- what belongs to a model ---- */
 
 static const char *const dit_known[] = {"video_patch_proj.*",

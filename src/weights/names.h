@@ -63,6 +63,10 @@ const char *h3_names_strip(const char *prefix, const char *name);
 /** Canonical form of one source name; false when it is too long to be one of ours. */
 bool h3_names_canonical(h3_canonical *out, const h3_naming *n, const char *source);
 
+/** The name that diffusers (transformers for the encoder) has for a canonical tensor; `slot` 0, 1,
+ * 2 picks q, k or v of a fused one. malloc'd. */
+char *h3_names_diffusers(h3_role role, const char *canonical, int slot);
+
 /** Whether a canonical name belongs to a model of that role (by pattern, any layer number). */
 bool h3_names_known(h3_role role, const char *name);
 

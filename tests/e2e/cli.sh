@@ -87,7 +87,13 @@ check "checkpoint goes when the run is over" "$([ -e k ] || echo gone)" gone
 succeeds "plan" plan -p x --seconds 10 --json
 check "plan: 10 s are 243 frames" "$(python3 -c 'import json; print(json.load(open("out"))["frames"])')" 243
 succeeds "inspect" inspect "$data/tiny-h3/original" --json
+check "inspect: nothing is missing" "$(python3 -c 'import json; print(json.load(open("out"))["missing"])')" "[]"
 check "inspect is JSON" "$(python3 -c 'import json; print(json.load(open("out"))["role"])')" model
+succeeds "inspect builtin:" inspect builtin: --json
+check "inspect builtin: finds its parts" "$(python3 -c '
+import json
+o = json.load(open("out")); print(*[p for p in ("dit", "text_encoder", "video_vae", "audio_vae", "tokenizer") if p in o["parts"]])')" \
+    "dit text_encoder video_vae audio_vae tokenizer"
 succeeds "tokenize" tokenize "hello world"
 check "tokenize is JSON" "$(python3 -c 'import json; d = json.load(open("out")); print(d["count"] == len(d["ids"]))')" True
 succeeds "dump one" dump "$data/tiny-h3/original/FL2VA/transformer" --tensor rope.inv_freq -o t.safetensors
@@ -95,6 +101,16 @@ succeeds "dump all" dump "$data/tiny-h3/original/FL2VA/transformer" --all -o all
 succeeds "convert" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o cv.safetensors
 succeeds "converted runs" generate -p x $small -m "$data/tiny-h3/original" --dit cv.safetensors --qkv stacked -o cv.mp4
 check "converted gives the same file" "$(cmp c.mp4 cv.mp4 && echo same)" same
+for layout in own original diffusers; do
+    for part in transformer text_encoder video_vae audio_vae; do
+        succeeds "$part in layout $layout" convert "$data/tiny-h3/original/FL2VA/$part" --layout $layout -o "cv_$part.safetensors"
+    done
+    succeeds "layout $layout runs" generate -p x $small -m "$data/tiny-h3/original" --dit cv_transformer.safetensors \
+        --text-encoder cv_text_encoder.safetensors --vae cv_video_vae.safetensors --audio-vae cv_audio_vae.safetensors -o cv.mp4
+    check "layout $layout gives the same file" "$(cmp c.mp4 cv.mp4 && echo same)" same
+done
+refuses "layout unknown" 2 "own|original|diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --layout mine -o refused.mp4
+refuses "Q8_0 in another layout" 2 "diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 --layout diffusers -o refused.mp4
 succeeds "bench" bench --tiny --repeat 1
 check "bench is JSON" "$(python3 -c 'import json; print(len(json.load(open("out"))["results"]) > 3)')" True
 succeeds "events" generate -p x -s 64x32 -f 22 --steps 3 --json -o j.mp4

@@ -458,6 +458,155 @@ static void test_convert(void **state)
     h3_ckpt_close(&ck);
 }
 
+/* Every tensor of `got` is the one of `want`, to the byte; `absent` (a suffix or NULL) may lack. */
+static void same_tensors(const char *got, const char *want, const char *absent)
+{
+    h3_manifest *a = NULL, *b = NULL;
+    int64_t n_absent = 0;
+
+    must(h3_manifest_open(&a, got));
+    must(h3_manifest_open(&b, want));
+    for (int64_t i = 0; i < h3_manifest_count(b); i++) {
+        const h3_entry *y = h3_manifest_at(b, i), *x = h3_manifest_find(a, y->name);
+        if (!x && absent && strcmp(y->name, absent) == 0) {
+            n_absent++;
+            continue;
+        }
+        if (!x) fail_msg("%s lacks %s", got, y->name);
+        if (x->dtype != y->dtype || x->rank != y->rank || x->bytes != y->bytes ||
+            memcmp(x->ne, y->ne, (size_t)x->rank * sizeof *x->ne) ||
+            memcmp(x->data, y->data, x->bytes))
+            fail_msg("%s: %s is not that of %s", got, y->name, want);
+    }
+    assert_int_equal(h3_manifest_count(a) + n_absent, h3_manifest_count(b));
+    h3_manifest_close(&a);
+    h3_manifest_close(&b);
+}
+
+static void convert_to(const char *from, const char *to, const h3_convert_opts *o)
+{
+    h3_checkpoint *ck = NULL;
+
+    must(h3_ckpt_open(&ck, from, H3_ROLE_UNKNOWN, NULL));
+    must(h3_convert(ck, to, o));
+    h3_ckpt_close(&ck);
+}
+
+/* From each layout to each: the files of the reference, to the byte. */
+static void test_convert_layouts(void **state)
+{
+    static const struct {
+        const char *original, *diffusers;
+        const char *lost; ///< what only the released file holds
+    } parts[] = {
+        {"original/FL2VA/transformer", "diffusers/transformer", "rope.inv_freq"},
+        {"original/Ref2VA/transformer", "diffusers/transformer_ref", "rope.inv_freq"},
+        {"original/FL2VA/video_vae", "diffusers/vae", "decoder.mask_token"},
+        {"original/FL2VA/text_encoder", "diffusers/text_encoder", NULL},
+        {"original/FL2VA/audio_vae", "diffusers/audio_vae", NULL},
+    };
+    const h3_convert_opts own = {.form = H3_CONVERT_BF16},
+                          as_released = {.form = H3_CONVERT_BF16, .layout = H3_CONVERT_ORIGINAL},
+                          split = {.form = H3_CONVERT_BF16, .layout = H3_CONVERT_DIFFUSERS};
+    char *ours = temporary(".safetensors"), *out = temporary(".safetensors");
+
+    (void)state;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char *original = h3_strdupf(TINY "%s", parts[i].original);
+        char *files = h3_strdupf("%s%s", original, strstr(original, "video") ? "/source" : "");
+        char *other = h3_strdupf(TINY "%s", parts[i].diffusers);
+        const char *diffusers = test_model(other);
+        convert_to(original, out, &split);
+        same_tensors(out, diffusers, NULL);
+        convert_to(original, out, &as_released);
+        same_tensors(out, files, NULL);
+        convert_to(diffusers, out, &as_released);
+        same_tensors(out, files, parts[i].lost);
+        convert_to(diffusers, out, &split);
+        same_tensors(out, diffusers, NULL);
+        convert_to(original, ours, &own);
+        if (!strstr(original, "audio")) { // its pairs are multiplied out, which loses their lengths
+            convert_to(ours, out, &split);
+            same_tensors(out, diffusers, NULL);
+            convert_to(ours, out, &as_released);
+            same_tensors(out, files, NULL);
+        }
+        free(original);
+        free(files);
+        free(other);
+    }
+    unlink(ours);
+    unlink(out);
+    free(ours);
+    free(out);
+}
+
+/* Pairs made for a file that holds products multiply back to them. */
+static void test_convert_pairs(void **state)
+{
+    const h3_convert_opts plain = {.form = H3_CONVERT_F32},
+                          pairs = {.form = H3_CONVERT_F32, .layout = H3_CONVERT_ORIGINAL};
+    char *path[3];
+    h3_manifest *x = NULL, *y = NULL;
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        path[i] = temporary(".safetensors");
+    convert_to(TINY "original/FL2VA/audio_vae", path[0], &plain);
+    convert_to(path[0], path[1], &pairs);
+    convert_to(path[1], path[2], &plain);
+    must(h3_manifest_open(&x, path[0]));
+    must(h3_manifest_open(&y, path[2]));
+    assert_int_equal(h3_manifest_count(x), h3_manifest_count(y));
+    for (int64_t i = 0; i < h3_manifest_count(x); i++) {
+        const h3_entry *want = h3_manifest_at(x, i), *got = h3_manifest_find(y, want->name);
+        assert_non_null(got);
+        assert_int_equal(got->bytes, want->bytes);
+        for (size_t k = 0; k < want->bytes / 4; k++) {
+            float u, v;
+            memcpy(&u, want->data + 4 * k, 4);
+            memcpy(&v, got->data + 4 * k, 4);
+            assert_true(fabsf(u - v) <= 3e-7f * fabsf(u));
+        }
+    }
+    h3_manifest_close(&x);
+    h3_manifest_close(&y);
+    for (int i = 0; i < 3; i++) {
+        unlink(path[i]);
+        free(path[i]);
+    }
+}
+
+static void test_convert_refusals(void **state)
+{
+    const h3_convert_opts half = {.form = H3_CONVERT_F16},
+                          gguf = {.form = H3_CONVERT_Q8_0, .layout = H3_CONVERT_DIFFUSERS};
+    static const int64_t ne[2] = {6, 64};
+    static const float values[6 * 64] = {[70] = 7e4f};
+    char *from = temporary(".safetensors"), *to = temporary(".safetensors");
+    h3_checkpoint *ck = NULL;
+    h3_writer *w = NULL;
+
+    (void)state;
+    must(h3_writer_open(&w, from));
+    must(h3_writer_declare(w, "blocks.0.attn.qkv_proj.weight", H3_F32, 2, ne));
+    must(h3_writer_begin(w));
+    must(h3_writer_put(w, values, sizeof values));
+    must(h3_writer_commit(&w));
+    must(h3_ckpt_open(&ck, from, H3_ROLE_UNKNOWN, NULL));
+    must_fail(h3_convert(ck, to, &half), H3_E_NUMERIC, "blocks.0.attn.qkv_proj.weight");
+    assert_int_equal(access(to, F_OK), -1);
+    must_fail(h3_convert(ck, to, &gguf), H3_E_ARG, "diffusers");
+    h3_ckpt_close(&ck);
+    must(h3_ckpt_open(&ck, DATA "formats/samples/lora-kohya.safetensors", H3_ROLE_UNKNOWN, NULL));
+    must_fail(h3_convert(ck, to, NULL), H3_E_FORMAT, "LoRA");
+    h3_ckpt_close(&ck);
+    assert_int_equal(access(to, F_OK), -1);
+    unlink(from);
+    free(from);
+    free(to);
+}
+
 /* ---- inspect and parts ---- */
 
 static const char *text_at(const json_t *o, const char *a, const char *b, const char *c)
@@ -682,13 +831,23 @@ static void test_norms_in_halves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decoders),       cmocka_unit_test(test_crossing_blocks),
-        cmocka_unit_test(test_scalars),        cmocka_unit_test(test_whole_weight),
-        cmocka_unit_test(test_layouts),        cmocka_unit_test(test_binding),
-        cmocka_unit_test(test_order_override), cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_statistics),     cmocka_unit_test(test_convert),
-        cmocka_unit_test(test_inspect),        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_json),           cmocka_unit_test(test_norms_in_halves),
+        cmocka_unit_test(test_decoders),
+        cmocka_unit_test(test_crossing_blocks),
+        cmocka_unit_test(test_scalars),
+        cmocka_unit_test(test_whole_weight),
+        cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_binding),
+        cmocka_unit_test(test_order_override),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_convert_layouts),
+        cmocka_unit_test(test_convert_pairs),
+        cmocka_unit_test(test_convert_refusals),
+        cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_norms_in_halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
