@@ -32,14 +32,14 @@ endforeach()
 find_package(OpenMP REQUIRED COMPONENTS C)
 # Kernels whose roundings ops.h states must not fuse products and sums.
 set(cuda_exact rows decode)
-set(cuda_kernels ${cuda_exact} attention conv matmul)
+set(cuda_kernels ${cuda_exact} attention conv line matmul)
 set(cuda_dir ${CMAKE_SOURCE_DIR}/src/backend/cuda)
 set(cuda_includes ${cuda_dir} ${CMAKE_SOURCE_DIR}/include)
 
 if(H3_CUDA_EMULATE)
     enable_language(CXX)
     set(cuda_link)
-    room(cuda DIR src/backend/cuda FILES open.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
+    room(cuda DIR src/backend/cuda FILES open.c queue.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
          USES tensor base LIBS OpenMP::OpenMP_C)
     set(emu_files ${CMAKE_SOURCE_DIR}/tests/gpu/emu/emu.cc)
     foreach(k ${cuda_kernels})
@@ -86,14 +86,14 @@ else()
         add_custom_command(OUTPUT ${o}
             COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
             COMMAND ${H3_NVCC} ${flags} ${cuda_arch} -I${cuda_dir} -c ${cuda_dir}/${k}.cu -o ${o}
-            DEPENDS ${cuda_dir}/${k}.cu ${cuda_dir}/device.cuh ${cuda_dir}/kernels.h
+            DEPENDS ${cuda_dir}/${k}.cu ${cuda_dir}/device.cuh ${cuda_dir}/mma.cuh ${cuda_dir}/kernels.h
             COMMENT "nvcc ${k}.cu" VERBATIM)
         set_source_files_properties(${o} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
         list(APPEND cuda_objects ${o})
     endforeach()
     # The kernels' host code is C++: a static table inside a function needs its runtime.
     set(cuda_link ${H3_CUDART} ${H3_CUBLASLT} ${H3_CUDNN_LIB} stdc++)
-    room(cuda DIR src/backend/cuda FILES open.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
+    room(cuda DIR src/backend/cuda FILES open.c queue.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
          USES tensor base LIBS OpenMP::OpenMP_C ${cuda_link})
     # A target, so that every program that links the objects waits for nvcc.
     add_custom_target(cuda_kernels DEPENDS ${cuda_objects})
@@ -118,8 +118,14 @@ function(gpu_bench)
     target_include_directories(h3av-gpu-bench SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
     target_link_libraries(h3av-gpu-bench PRIVATE h3_nets_dit h3_nets_encoder h3_nets_video_vae
                           h3_nets_audio_vae h3_weights h3_plan h3_tensor h3_base h3_backends)
+    add_executable(h3av-gpu-stream EXCLUDE_FROM_ALL bench/gpu_stream.c)
+    target_include_directories(h3av-gpu-stream PRIVATE src/backend/cuda src/nets)
+    target_include_directories(h3av-gpu-stream SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
+    target_link_libraries(h3av-gpu-stream PRIVATE h3_nets_dit h3_weights h3_plan h3_tensor h3_base
+                          h3_backends)
     if(H3_CUDA_EMULATE)
         target_compile_definitions(h3av-gpu-bench PRIVATE H3_BENCH_TINY=1)
+        target_compile_definitions(h3av-gpu-stream PRIVATE H3_BENCH_TINY=1)
     endif()
 endfunction()
 cmake_language(DEFER CALL gpu_bench)

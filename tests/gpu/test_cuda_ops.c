@@ -113,6 +113,37 @@ static void test_wide_rows(void **unused)
     h3_dev_close(&b.fast);
 }
 
+/* Convolutions of lines by halves on tensor cores: f32 to 2e-6, at any size of numbers. */
+static void test_lines(void **unused)
+{
+    static const struct {
+        int64_t co, ci, n;
+        int32_t taps, dilation, pad;
+    } at[] = {{16, 16, 64, 3, 1, 1},   {40, 24, 131, 7, 3, 9}, {64, 72, 300, 11, 5, 25},
+              {130, 33, 257, 7, 1, 3}, {32, 64, 96, 1, 1, 0},  {48, 32, 70, 3, 1, 0}};
+    h3_dev *d = open_cuda("auto");
+    (void)unused;
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        const int64_t n_out = at[i].n + 2 * at[i].pad - (at[i].taps - 1) * at[i].dilation;
+        const h3_conv c = {.kernel = {1, 1, at[i].taps},
+                           .stride = {1, 1, 1},
+                           .dilation = {1, 1, at[i].dilation},
+                           .pad_lo = {0, 0, at[i].pad},
+                           .pad_hi = {0, 0, at[i].pad}};
+        const h3_tensor x = make(H3_F32, 8, EXTENTS(at[i].ci, 1, 1, at[i].n)),
+                        out = make(H3_F32, 8, EXTENTS(at[i].co, 1, 1, n_out)),
+                        add = make(H3_F32, 8, EXTENTS(at[i].co, 1, 1, n_out));
+        h3_weight w = weight_of(at[i].co, at[i].ci * at[i].taps);
+        plain_part(&w, H3_ENC_F32, at[i].co, i == 2 ? 1e-9f : i == 3 ? 1e5f : 1);
+        if (i & 1) with_bias(&w);
+        fill(x, i == 2 ? 1e7f : i == 4 ? 1e-12f : 1, 0);
+        fill(add, i == 4 ? 1e-12f : 1, 0);
+        CLOSE(out, 2e-6, conv(d, y, x, &w, &c, i & 2 ? add : none()));
+        drop_all();
+    }
+    h3_dev_close(&d);
+}
+
 /* Both attention kernels of our own (and cuDNN where there is one) in 16 bit. */
 static void test_attention_16(void **unused)
 {
@@ -247,6 +278,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_every_entry_is_fast),
         cmocka_unit_test(test_wide_rows),
         cmocka_unit_test(test_tensor_cores),
+        cmocka_unit_test(test_lines),
         cmocka_unit_test(test_attention_16),
         cmocka_unit_test(test_e4m3),
         cmocka_unit_test(test_attention_e4m3),

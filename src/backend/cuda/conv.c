@@ -145,6 +145,40 @@ static h3_status move_out(h3_dev *d, h3_tensor y, h3_tensor line)
     return H3_OK;
 }
 
+/* Stride 1 and zeros around a line, long enough for a tile: the tensor core kernel. */
+static bool is_for_line_kernel(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_conv *c)
+{
+    return d->backend->math != H3_CUDA_F32 && is_line(x) && is_line(y) && y.ne[1] * y.ne[2] == 1 &&
+           x.ne[1] * x.ne[2] == 1 && c->kernel[0] * c->kernel[1] == 1 && c->stride[2] == 1 &&
+           c->pad_mode[2] == H3_PAD_ZERO && y.ne[3] >= 64 &&
+           h3_k_line_fits(y.ne[0], x.ne[0], c->kernel[2], c->dilation[2], y.ne[3]);
+}
+
+static h3_status conv_by_line_kernel(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w,
+                                     const h3_conv *c, h3_tensor add)
+{
+    h3_backend *b = d->backend;
+    h3_line a = {.x = x.data,
+                 .add = h3_is_null(add) ? NULL : add.data,
+                 .y = y.data,
+                 .bias = h3_is_null(w->bias) ? NULL : w->bias.data,
+                 .x_st = x.st[0],
+                 .y_st = y.st[0],
+                 .add_st = h3_is_null(add) ? 0 : add.st[0],
+                 .n = x.ne[3],
+                 .n_out = y.ne[3],
+                 .co = (int32_t)y.ne[0],
+                 .ci = (int32_t)x.ne[0],
+                 .taps = c->kernel[2],
+                 .dilation = c->dilation[2],
+                 .pad = c->pad_lo[2]};
+
+    H3_TRY(h3_cuda_line_weight(d, w, x.ne[0], c->kernel[2], &a.w, &a.scale));
+    H3_LAUNCH(d, h3_k_line(b->stream, &a));
+    b->counts[H3_CUDA_N_LINE]++;
+    return H3_OK;
+}
+
 static h3_status cuda_conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w,
                            const h3_conv *c, h3_tensor add)
 {
@@ -156,6 +190,7 @@ static h3_status cuda_conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight 
 
     b->op++;
     if (h3_numel(y) == 0) return H3_OK;
+    if (is_for_line_kernel(d, y, x, c)) return conv_by_line_kernel(d, y, x, w, c, add);
     H3_TRY(h3_cuda_whole(d, w, H3_F32, &m));
     if (!is_line(y)) { // a product writes whole lines only
         H3_TRY(h3_cuda_alloc(d, &temporary, (size_t)h3_numel(y) * sizeof(float)));

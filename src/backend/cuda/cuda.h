@@ -34,6 +34,7 @@ typedef enum h3_cuda_math {
 typedef enum h3_cuda_count {
     H3_CUDA_N_LT,       ///< products by cuBLASLt
     H3_CUDA_N_LT_FP8,   ///< of these in e4m3
+    H3_CUDA_N_LINE,     ///< convolutions of lines by our tensor core kernel
     H3_CUDA_N_PLAIN,    ///< products by our own kernel (shapes that cuBLASLt refuses)
     H3_CUDA_N_DECODED,  ///< weights decoded or converted for one product
     H3_CUDA_N_SDPA,     ///< attention by cuDNN
@@ -72,13 +73,13 @@ struct h3_backend {
     h3_cuda_blocks blocks;
     size_t allocated, peak; ///< device bytes by alloc and by the buffers below
     uint64_t uploaded;
-    h3_cuda_buffer lt_work;   ///< cuBLASLt
-    h3_cuda_buffer sdpa_work; ///< cuDNN
-    h3_cuda_buffer operand;   ///< a decoded weight
-    h3_cuda_buffer columns;   ///< unfolded convolution input, or a product before its epilogue
-    h3_cuda_buffer wide;      ///< weights and results of an f64 convolution
-    h3_cuda_buffer quant[2];  ///< rows in e4m3, and their scales
-    h3_cuda_buffer attn8;     ///< q, k, v in e4m3
+    h3_cuda_buffer lt_work;    ///< cuBLASLt
+    h3_cuda_buffer sdpa_work;  ///< cuDNN
+    h3_cuda_buffer operand;    ///< a decoded weight
+    h3_cuda_buffer columns;    ///< unfolded convolution input, or a product before its epilogue
+    h3_cuda_buffer wide;       ///< weights and results of an f64 convolution
+    h3_cuda_buffer quant[2];   ///< rows in e4m3, and their scales
+    h3_cuda_buffer attn8;      ///< q, k, v in e4m3
     h3_cuda_buffer passing[2]; ///< a passing weight in e4m3, and its scales
     /* upload: two pinned halves, filled by the host while the other one travels */
     unsigned char *pinned[2];
@@ -140,6 +141,9 @@ h3_status h3_cuda_whole(h3_dev *d, const h3_weight *w, h3_dtype want, const void
  *  one product only. */
 h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **out,
                              const float **scales);
+/** The weight of a convolution of lines as h3_k_line takes it, packed on first use and kept. */
+h3_status h3_cuda_line_weight(h3_dev *d, const h3_weight *w, int64_t ci, int taps, const void **out,
+                              const float **scales);
 /** A copy of the bias in type `t` in *out: when it survives the rounding, or `may_round`; else
  * NULL. */
 h3_status h3_cuda_bias(h3_dev *d, const h3_weight *w, h3_dtype t, bool may_round, const void **out);

@@ -138,6 +138,23 @@ cudaError_t h3_k_snake(cudaStream_t s, h3_rows y, h3_rows x, const float *a, con
 cudaError_t h3_k_snake_aa(cudaStream_t s, h3_rows y, h3_rows x, const float *a, const float *b,
                           const float *up, const float *down);
 
+/* line.cu: convolutions of lines on tensor cores, f32 by halves */
+
+typedef struct h3_line {
+    const float *x, *add; ///< [ci, n], [co, n_out] or NULL
+    float *y;             ///< [co, n_out]
+    const void *w;        ///< packed by h3_k_line_pack
+    const float *scale, *bias;
+    int64_t x_st, y_st, add_st, n, n_out;
+    int32_t co, ci, taps, dilation, pad;
+} h3_line;
+bool h3_k_line_fits(int64_t co, int64_t ci, int64_t taps, int64_t dilation, int64_t n);
+size_t h3_k_line_bytes(int64_t co, int64_t ci, int taps);
+/** w [co, ci * taps] f32 to `out`, one factor a row to scale [co]. */
+cudaError_t h3_k_line_pack(cudaStream_t s, void *out, float *scale, const float *w, int64_t co,
+                           int64_t ci, int taps);
+cudaError_t h3_k_line(cudaStream_t s, const h3_line *a);
+
 /* matmul.cu: what cuBLASLt refuses. y[m, n] = x w^T (+ bias), f32 sums. */
 typedef struct h3_plain_mm {
     int64_t m, n, k, x_r, x_c, w_r, w_c, y_r; ///< strides of rows and columns of x, w; rows of y

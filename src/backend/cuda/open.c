@@ -259,8 +259,8 @@ static h3_status find_device(h3_dev *d, int index)
 static void cuda_close(h3_dev *d)
 {
     h3_backend *b = d->backend;
-    h3_cuda_buffer *const buffers[] = {&b->lt_work, &b->sdpa_work, &b->operand,  &b->columns,
-                                       &b->wide,    &b->quant[0],  &b->quant[1], &b->attn8,
+    h3_cuda_buffer *const buffers[] = {&b->lt_work,    &b->sdpa_work, &b->operand,  &b->columns,
+                                       &b->wide,       &b->quant[0],  &b->quant[1], &b->attn8,
                                        &b->passing[0], &b->passing[1]};
 
     if (!b) return;
@@ -353,6 +353,7 @@ void h3_cuda_report(const h3_dev *d, FILE *to)
 {
     static const char *const names[] = {"products by cuBLASLt",
                                         "  of these in e4m3",
+                                        "convolutions of lines",
                                         "products by the plain kernel",
                                         "weights decoded",
                                         "attention by cuDNN",

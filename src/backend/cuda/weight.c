@@ -29,6 +29,8 @@ typedef struct packed {
     h3_dev_lora *lora; ///< on the device, [n_lora]
     void *bias[3];     ///< rounded copies by dtype
     bool is_bias_known[3];
+    void *line; ///< packed for h3_k_line
+    float *line_scale;
     void **owned; ///< everything above that was allocated
     int n_owned, cap_owned;
 } packed;
@@ -334,6 +336,27 @@ h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **
     }
     *out = pp->fp8;
     *scales = pp->fp8_scale;
+    return H3_OK;
+}
+
+h3_status h3_cuda_line_weight(h3_dev *d, const h3_weight *w, int64_t ci, int taps, const void **out,
+                              const float **scales)
+{
+    h3_backend *b = d->backend;
+    const void *m;
+    void *scale = NULL;
+    packed *k;
+
+    H3_TRY(packed_of(w, &k));
+    if (!k->line) {
+        H3_TRY(h3_cuda_whole(d, w, H3_F32, &m));
+        H3_TRY(take(d, k, &scale, (size_t)w->rows * sizeof(float)));
+        H3_TRY(take(d, k, &k->line, h3_k_line_bytes(w->rows, ci, taps)));
+        k->line_scale = scale;
+        H3_LAUNCH(d, h3_k_line_pack(b->stream, k->line, scale, m, w->rows, ci, taps));
+    }
+    *out = k->line;
+    *scales = k->line_scale;
     return H3_OK;
 }
 
