@@ -24,6 +24,15 @@ typedef struct h3_op_stat {
 typedef struct h3_backend h3_backend; ///< what a backend keeps for itself
 struct h3_comm;                       ///< ranks (comm.h)
 
+/** Queues of a device with memory of its own. Within one, work runs in the order of the calls. */
+typedef enum h3_queue {
+    H3_QUEUE_COMPUTE = 0, ///< operations, upload and download
+    H3_QUEUE_COPY,        ///< copy_in
+    H3_QUEUE_HOST         ///< the caller; only waits
+} h3_queue;
+
+enum { H3_DEV_MARKS = 64 };
+
 /** Sees intermediate tensors by name; the tensor is host memory, valid during the call. */
 typedef void (*h3_tap_fn)(void *user, const char *name, h3_tensor t);
 
@@ -40,6 +49,10 @@ struct h3_dev {
      *  pages of a host device); the store streams the rest. 0: no limit. Read when a store is made.
      */
     size_t weight_budget;
+    /** Pinned host memory that stores may fill with streamed weights, and how much of it they have.
+     */
+    size_t pinned_budget, pinned_used;
+    bool is_from_disk; ///< streamed weights leave the system's file cache behind them
     h3_op_stat stat[H3_OP_COUNT];
     bool is_ref[H3_OP_COUNT]; ///< the entry is still the reference one
     h3_tap_fn tap;
@@ -60,6 +73,18 @@ struct h3_dev {
     h3_status (*sync)(h3_dev *d);
     void (*weight_free)(h3_dev *d, h3_weight *w); ///< frees w->packed
     void (*close)(h3_dev *d);
+    /* Copies beside computing, for the ring of the weight store; all of them or none. Callable from
+     * any thread. */
+    h3_status (*pin)(h3_dev *d, void **out, size_t bytes); ///< host memory that copies start from
+    void (*unpin)(h3_dev *d, void *p);                     ///< nothing may still be copied from it
+    /** Enqueues a copy on H3_QUEUE_COPY; `src` is pinned, and left alone until a later mark of that
+     *  queue was reached. */
+    h3_status (*copy_in)(h3_dev *d, void *dst, const void *src, size_t bytes);
+    /** Sets mark `i` behind all that is on `q` now. */
+    h3_status (*mark)(h3_dev *d, h3_queue q, int i);
+    /** `q` goes on when mark `i`, as it was last set, is reached; at once if it never was. */
+    h3_status (*await)(h3_dev *d, h3_queue q, int i);
+    uint64_t marks_taken; ///< by stores, a bit each
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
     /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */

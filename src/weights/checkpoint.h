@@ -170,8 +170,9 @@ H3_NODISCARD h3_status h3_poison_check(const h3_weight *w);
 
 /**
  * Matrices as the device needs them. A group is a block of a network (or the rest of it). acquire
- * makes every matrix of the group ready (part[].dev set) and may start fetching the next group;
- * release allows reuse. On the CPU both are free: dev points into the map.
+ * makes every matrix of the group ready (part[].dev set) and starts fetching the next group;
+ * release allows reuse. On the CPU both are free: dev points into the map. What may stay where the
+ * device computes follows dev->weight_budget, also when that changes later.
  */
 typedef struct h3_store h3_store;
 
@@ -180,6 +181,11 @@ H3_NODISCARD h3_status h3_store_create(h3_store **out, h3_dev *d);
 H3_NODISCARD h3_status h3_store_add(h3_store *s, int group, h3_weight *w);
 H3_NODISCARD h3_status h3_store_acquire(h3_store *s, int group);
 void h3_store_release(h3_store *s, int group);
+/** Gives back what the device (or, under a budget, memory) holds of the groups; they come again
+ * when they are acquired. Nothing may be in use. */
+void h3_store_drop(h3_store *s);
+/** Bytes of weights that the store has where the device computes. */
+size_t h3_store_held(const h3_store *s);
 void h3_store_free(h3_store **s);
 
 /** Adds every MATRIX of a spec table, bound in `base`, to a group. */

@@ -7,9 +7,11 @@
  *
  * With less than that (h3_dev.weight_budget) some groups stay and the others stream: they come when
  * they are acquired and go when they are released. Those that stay are spread evenly over the
- * order, so that reading has their time too. On a host device going means that pages leave the
- * resident set and the file cache: a cache that is smaller than what goes round in it would never
- * hit. A thread reads the next streamed group while this one computes.
+ * order, so that bringing the others has their time too. On a host device going means that pages
+ * leave the resident set and the file cache: a cache that is smaller than what goes round in it
+ * would never hit. A thread reads the next streamed group while this one computes. On a device with
+ * memory of its own they pass through a ring of slots (ring.h): the next one is sent on its way
+ * before this one is computed with.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,13 +19,12 @@
 
 #include "checkpoint.h"
 #include "file.h"
+#include "ring.h"
 
 typedef struct group {
-    h3_weight **w;
-    int n, cap;
+    h3_load load;
     bool is_ready;
-    bool is_kept;  ///< stays once it is there
-    bool is_sound; ///< its numbers were looked at
+    bool is_kept; ///< stays once it is there
     size_t bytes;
 } group;
 
@@ -42,6 +43,11 @@ struct h3_store {
     int n_groups;
     bool is_settled; ///< bytes and is_kept are known
     bool is_streaming;
+    bool goes_round; ///< it was gone through more than once
+    size_t budget;   ///< for which it was settled
+    int last;        ///< group acquired last
+    h3_ring *ring;   ///< NULL: nothing streams, or on a host device
+    int n_slots;
     reader ahead;
 };
 
@@ -70,19 +76,18 @@ static h3_status grow_groups(h3_store *s, int n)
 
 h3_status h3_store_add(h3_store *s, int index, h3_weight *w)
 {
-    group *g;
-
     H3_TRY(grow_groups(s, index + 1));
-    g = &s->groups[index];
-    if (g->n == g->cap) {
-        const int cap = g->cap ? 2 * g->cap : 8;
-        h3_weight **grown = realloc(g->w, (size_t)cap * sizeof *grown);
+    h3_load *l = &s->groups[index].load;
+    if (l->n == l->cap) {
+        const int cap = l->cap ? 2 * l->cap : 8;
+        h3_weight **grown = realloc(l->w, (size_t)cap * sizeof *grown);
         if (!grown) return h3_fail(H3_E_NOMEM, "no memory for a weight store");
-        g->w = grown;
-        g->cap = cap;
+        l->w = grown;
+        l->cap = cap;
     }
-    g->w[g->n++] = w;
-    g->is_ready = s->is_settled = false;
+    if (s->is_settled) h3_store_drop(s);
+    l->w[l->n++] = w;
+    l->is_sound = false;
     return H3_OK;
 }
 
@@ -112,14 +117,15 @@ static h3_status upload_part(h3_dev *d, h3_weight_part *p)
     return H3_OK;
 }
 
+/* All of a group where the device computes: kept ones, and mapped ones. */
 static h3_status fetch(h3_store *s, group *g)
 {
-    for (int i = 0; i < g->n && !g->is_sound && !s->dev->is_plan; i++)
-        H3_TRY(h3_poison_check(g->w[i]));
-    g->is_sound = true;
-    for (int i = 0; i < g->n; i++)
-        for (int k = 0; k < g->w[i]->n_parts; k++) {
-            h3_weight_part *p = &g->w[i]->part[k];
+    h3_load *l = &g->load;
+
+    if (!s->dev->is_plan) H3_TRY(h3_load_check(l));
+    for (int i = 0; i < l->n; i++)
+        for (int k = 0; k < l->w[i]->n_parts; k++) {
+            h3_weight_part *p = &l->w[i]->part[k];
             if (s->dev->mem == H3_HOST)
                 p->dev = (void *)(uintptr_t)p->data;
             else
@@ -132,29 +138,20 @@ static h3_status fetch(h3_store *s, group *g)
 /* What a device with its own memory holds of a group goes back to it. */
 static void free_group(h3_store *s, group *g)
 {
-    for (int k = 0; k < g->n; k++) {
-        h3_weight *w = g->w[k];
+    for (int k = 0; k < g->load.n; k++) {
+        h3_weight *w = g->load.w[k];
         h3_dev_weight_free(s->dev, w);
         for (int j = 0; s->dev->mem != H3_HOST && j < w->n_parts; j++)
             if (is_on_device(&w->part[j])) {
-                s->dev->dealloc(s->dev, w->part[j].dev);
+                if (!s->ring || g->is_kept) s->dev->dealloc(s->dev, w->part[j].dev);
                 w->part[j].dev = NULL;
             }
+        w->is_passing = false;
     }
     g->is_ready = false;
 }
 
 /* ------------------------------------------------------------------------------ who stays */
-
-static size_t group_bytes(const group *g)
-{
-    size_t n = 0;
-
-    for (int i = 0; i < g->n; i++)
-        for (int k = 0; k < g->w[i]->n_parts; k++)
-            n += g->w[i]->part[k].bytes;
-    return n;
-}
 
 /* `n_kept` groups, evenly spread: group i stays when the line i * n_kept / n steps up. True when
  * they, one streamed group in use and one on its way take no more than `budget`. */
@@ -173,30 +170,62 @@ static bool try_keeping(h3_store *s, int n_kept, size_t budget)
     return kept + 2 * widest <= budget;
 }
 
+/* Two slots let one group travel while another is computed with; a third takes up unevenness when
+ * the budget has room for it. */
+static h3_status make_ring(h3_store *s)
+{
+    size_t kept = 0, widest = 0;
+    int n_streamed = 0;
+
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        if (g->is_kept) kept += g->bytes;
+        if (g->is_kept || g->load.n == 0) continue;
+        if (g->bytes > widest) widest = g->bytes;
+        n_streamed++;
+        for (int k = 0; k < g->load.n; k++)
+            g->load.w[k]->is_passing = true;
+        g->load.may_home = s->dev->pin && !s->dev->is_from_disk &&
+                           s->dev->pinned_used + g->bytes <= s->dev->pinned_budget;
+        if (g->load.may_home) s->dev->pinned_used += g->bytes;
+    }
+    s->n_slots = kept + 3 * widest <= s->budget ? 3 : 2;
+    if (n_streamed < s->n_slots) s->n_slots = n_streamed;
+    if (kept + 2 * widest > s->budget && !s->dev->copy_in) s->n_slots = 1;
+    return n_streamed ? h3_ring_create(&s->ring, s->dev, widest, s->n_slots) : H3_OK;
+}
+
 /* Once, at the first use: all groups are known then. */
-static void settle(h3_store *s)
+static h3_status settle(h3_store *s)
 {
     size_t total = 0;
 
     for (int i = 0; i < s->n_groups; i++) {
         group *g = &s->groups[i];
-        g->bytes = group_bytes(g);
+        g->load.bytes = g->bytes = h3_load_bytes(&g->load);
         g->is_kept = true;
         total += g->bytes;
     }
+    s->budget = s->dev->weight_budget;
     s->is_settled = true;
-    s->is_streaming = s->dev->weight_budget && total > s->dev->weight_budget;
+    s->goes_round = false;
+    s->last = -1;
+    s->is_streaming = s->budget && total > s->budget;
     for (int n = s->n_groups - 1; s->is_streaming && n >= 0; n--)
-        if (try_keeping(s, n, s->dev->weight_budget)) break;
+        if (try_keeping(s, n, s->budget)) break;
+    if (!s->is_streaming || s->dev->mem == H3_HOST || s->dev->is_plan) return H3_OK;
+    return make_ring(s);
 }
 
 /* --------------------------------------------------------------------------- reading ahead */
 
 static void read_group(const group *g)
 {
-    for (int i = 0; i < g->n; i++)
-        for (int k = 0; k < g->w[i]->n_parts; k++)
-            h3_map_ahead(g->w[i]->part[k].data, g->w[i]->part[k].bytes);
+    const h3_load *l = &g->load;
+
+    for (int i = 0; i < l->n; i++)
+        for (int k = 0; k < l->w[i]->n_parts; k++)
+            h3_map_ahead(l->w[i]->part[k].data, l->w[i]->part[k].bytes);
 }
 
 static void *read_ahead(void *user)
@@ -263,28 +292,62 @@ static const group *next_to_read(const h3_store *s, int index)
     return NULL;
 }
 
+/* Streamed groups that come after this one start their journey, as many as there are slots. */
+static void send_next(h3_store *s, int index)
+{
+    int n = 1;
+
+    for (int i = 1; i < s->n_groups && n < s->n_slots; i++) {
+        const int at = (index + i) % s->n_groups;
+        group *g = &s->groups[at];
+        if (at < index && !s->goes_round) return; // perhaps there is no second round
+        if (g->is_kept || g->load.n == 0) continue;
+        h3_ring_want(s->ring, &g->load);
+        n++;
+    }
+}
+
 /* ------------------------------------------------------------------------------------- doors */
+
+static h3_status acquire_streamed(h3_store *s, int index)
+{
+    group *g = &s->groups[index];
+
+    if (!g->is_kept) H3_TRY(h3_ring_get(s->ring, &g->load));
+    if (g->is_kept && !g->is_ready) H3_TRY(fetch(s, g));
+    g->is_ready = true;
+    send_next(s, index);
+    return H3_OK;
+}
 
 h3_status h3_store_acquire(h3_store *s, int index)
 {
     group *g;
 
     if (index < 0 || index >= s->n_groups) return H3_OK; // a group without matrices
-    if (!s->is_settled) settle(s);
+    if (s->is_settled && s->budget != s->dev->weight_budget) h3_store_drop(s);
+    if (!s->is_settled) H3_TRY(settle(s));
     g = &s->groups[index];
-    if (g->is_ready) return H3_OK;
-    if (s->dev->is_plan) return fetch(s, g);
+    if (index < s->last) s->goes_round = true;
+    s->last = index;
+    if (g->is_ready && (g->is_kept || !s->ring)) {
+        if (s->ring) send_next(s, index);
+        return H3_OK;
+    }
+    if (s->dev->is_plan || g->load.n == 0) return fetch(s, g);
     const group *next = next_to_read(s, index);
-    if (next) ask_for(s, next);
-    return fetch(s, g);
+    if (next && !(next->load.may_home && s->goes_round)) ask_for(s, next); // else it has a copy
+    return s->ring ? acquire_streamed(s, index) : fetch(s, g);
 }
 
 /* Pages of a streamed group leave memory; clean ones of a file, read again when they are needed. */
 static void drop_pages(const group *g)
 {
-    for (int i = 0; i < g->n; i++)
-        for (int k = 0; k < g->w[i]->n_parts; k++)
-            h3_map_done(g->w[i]->part[k].data, g->w[i]->part[k].bytes, true);
+    const h3_load *l = &g->load;
+
+    for (int i = 0; i < l->n; i++)
+        for (int k = 0; k < l->w[i]->n_parts; k++)
+            h3_map_done(l->w[i]->part[k].data, l->w[i]->part[k].bytes, true);
 }
 
 void h3_store_release(h3_store *s, int index)
@@ -294,9 +357,41 @@ void h3_store_release(h3_store *s, int index)
     if (index < 0 || index >= s->n_groups) return;
     g = &s->groups[index];
     if (!s->is_streaming || g->is_kept || !g->is_ready || s->dev->is_plan) return;
+    if (s->ring) {
+        h3_ring_done(s->ring, &g->load);
+        g->is_ready = false;
+        return;
+    }
     if (h3_dev_sync(s->dev) != H3_OK) return; // still in use, and the next call says what is wrong
-    if (s->dev->mem == H3_HOST) drop_pages(g);
+    drop_pages(g);
     free_group(s, g);
+}
+
+size_t h3_store_held(const h3_store *s)
+{
+    size_t n = s->ring ? h3_ring_held(s->ring) : 0;
+
+    for (int i = 0; i < s->n_groups; i++)
+        if (s->groups[i].is_kept && s->groups[i].is_ready) n += s->groups[i].bytes;
+    return n;
+}
+
+void h3_store_drop(h3_store *s)
+{
+    /* A budget holds for the stores of a phase one after another: what one used once must not lie
+     * beside what the next one needs, even if each by itself would fit. */
+    const bool has_budget = s->budget && s->dev->mem == H3_HOST && !s->dev->is_plan;
+
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        if (has_budget) drop_pages(g);
+        if (s->ring) h3_ring_evict(s->ring, &g->load);
+    }
+    if (s->dev->mem != H3_HOST) (void)!h3_dev_sync(s->dev); // products may still read what goes
+    for (int i = 0; i < s->n_groups; i++)
+        free_group(s, &s->groups[i]);
+    h3_ring_free(&s->ring);
+    s->is_settled = false;
 }
 
 void h3_store_free(h3_store **sp)
@@ -304,16 +399,10 @@ void h3_store_free(h3_store **sp)
     h3_store *s = sp ? *sp : NULL;
 
     if (!s) return;
-    /* A budget holds for the stores of a phase one after another: what one used once must not lie
-     * beside what the next one needs, even if each by itself would fit. */
-    const bool has_budget = s->dev->weight_budget && s->dev->mem == H3_HOST && !s->dev->is_plan;
     stop_reader(&s->ahead);
-    for (int i = 0; i < s->n_groups; i++) {
-        group *g = &s->groups[i];
-        if (has_budget) drop_pages(g);
-        free_group(s, g);
-        free(g->w);
-    }
+    h3_store_drop(s);
+    for (int i = 0; i < s->n_groups; i++)
+        free(s->groups[i].load.w);
     free(s->groups);
     free(s);
     *sp = NULL;

@@ -3,6 +3,7 @@
  * nothing. A made-up file of equal groups stands for a model; devices are the plain one, and one
  * that pretends to have memory of its own and counts what it is given.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,6 +63,178 @@ static h3_status upload(h3_dev *d, void *dst, const void *src, size_t bytes)
     return H3_OK;
 }
 
+/* -------------------------------------------------------------------- a device with two queues
+ *
+ * Nothing is done when it is enqueued: the test decides which queue goes on, so that every order
+ * that the marks allow can be tried. A copy reads its source and a product reads its weights only
+ * when they are run. */
+
+typedef enum what { COPY, PRODUCT, SET, WAIT } what;
+
+typedef struct entry {
+    what what;
+    void *to;
+    const void *from;
+    size_t n;
+    int mark, group;
+    uint64_t version;
+} entry;
+
+enum { MAX_ENTRIES = 1 << 14 };
+
+static struct {
+    pthread_mutex_t lock;
+    entry list[2][MAX_ENTRIES]; // by h3_queue
+    int n[2], at[2];
+    uint64_t set[H3_DEV_MARKS], reached[H3_DEV_MARKS];
+    size_t pinned, most_pinned;
+    int n_wrong, n_copies, n_host_waits;
+    bool fails, is_greedy; // greedy: copies run as soon as they may
+    unsigned seed;
+} two = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool may_run(int q)
+{
+    const entry *e = &two.list[q][two.at[q]];
+    return two.at[q] < two.n[q] && (e->what != WAIT || two.reached[e->mark] >= e->version);
+}
+
+static void run_one(int q)
+{
+    const entry *e = &two.list[q][two.at[q]++];
+    const float *p = e->from;
+
+    switch (e->what) {
+    case COPY:
+        memcpy(e->to, e->from, e->n);
+        two.n_copies++;
+        break;
+    case PRODUCT:
+        for (int i = 0; i < ROWS * COLS; i += 1021)
+            if (p[i] != (float)(e->group * 1000 + i % 997)) two.n_wrong++;
+        break;
+    case SET:
+        two.reached[e->mark] = e->version;
+        break;
+    case WAIT:
+        break;
+    }
+}
+
+/* One queue as far as it goes; how far depends on the other. */
+static void run_queue(int q)
+{
+    while (may_run(q))
+        run_one(q);
+}
+
+static void run_some(void)
+{
+    for (int i = rand_r(&two.seed) % 6; i > 0; i--) {
+        const int q = rand_r(&two.seed) % 2;
+        if (may_run(q)) run_one(q);
+    }
+}
+
+static void run_all(void)
+{
+    pthread_mutex_lock(&two.lock);
+    while (may_run(0) || may_run(1))
+        for (int q = 0; q < 2; q++)
+            run_queue(q);
+    pthread_mutex_unlock(&two.lock);
+}
+
+static void enqueue(int q, entry e)
+{
+    pthread_mutex_lock(&two.lock);
+    assert_true(two.n[q] < MAX_ENTRIES);
+    if (e.what == SET) e.version = ++two.set[e.mark];
+    if (e.what == WAIT) e.version = two.set[e.mark];
+    two.list[q][two.n[q]++] = e;
+    if (two.is_greedy) run_queue(H3_QUEUE_COPY);
+    if (two.seed) run_some();
+    pthread_mutex_unlock(&two.lock);
+}
+
+static h3_status two_pin(h3_dev *d, void **out, size_t bytes)
+{
+    (void)d;
+    if (posix_memalign(out, 64, bytes + 64) != 0) return h3_fail(H3_E_NOMEM, "test");
+    memcpy(*out, &bytes, sizeof bytes);
+    *out = (char *)*out + 64;
+    pthread_mutex_lock(&two.lock);
+    two.pinned += bytes;
+    if (two.pinned > two.most_pinned) two.most_pinned = two.pinned;
+    pthread_mutex_unlock(&two.lock);
+    return H3_OK;
+}
+
+static void two_unpin(h3_dev *d, void *p)
+{
+    size_t bytes;
+
+    (void)d;
+    run_all(); // and no copy may want it any more
+    memcpy(&bytes, (char *)p - 64, sizeof bytes);
+    two.pinned -= bytes;
+    free((char *)p - 64);
+}
+
+static h3_status two_copy(h3_dev *d, void *to, const void *from, size_t n)
+{
+    (void)d;
+    if (two.fails) return h3_fail(H3_E_DEVICE, "the bus is on fire");
+    enqueue(H3_QUEUE_COPY, (entry){.what = COPY, .to = to, .from = from, .n = n});
+    return H3_OK;
+}
+
+static h3_status two_mark(h3_dev *d, h3_queue q, int i)
+{
+    (void)d;
+    assert_true(q != H3_QUEUE_HOST && i >= 0 && i < H3_DEV_MARKS);
+    enqueue((int)q, (entry){.what = SET, .mark = i});
+    return H3_OK;
+}
+
+static h3_status two_await(h3_dev *d, h3_queue q, int i)
+{
+    (void)d;
+    if (q != H3_QUEUE_HOST) {
+        enqueue((int)q, (entry){.what = WAIT, .mark = i});
+        return H3_OK;
+    }
+    pthread_mutex_lock(&two.lock);
+    two.n_host_waits++;
+    while (two.reached[i] < two.set[i]) {
+        assert_true(may_run(0) || may_run(1)); // else the host waits for ever
+        run_queue(H3_QUEUE_COPY);
+        if (two.reached[i] < two.set[i] && may_run(0)) run_one(0);
+    }
+    pthread_mutex_unlock(&two.lock);
+    return H3_OK;
+}
+
+static h3_status two_sync(h3_dev *d)
+{
+    (void)d;
+    run_all();
+    assert_int_equal(two.at[0], two.n[0]);
+    return H3_OK;
+}
+
+static void two_reset(unsigned seed, bool is_greedy)
+{
+    run_all();
+    memset(two.n, 0, sizeof two.n);
+    memset(two.at, 0, sizeof two.at);
+    two.n_wrong = two.n_copies = two.n_host_waits = 0;
+    two.most_pinned = two.pinned;
+    two.seed = seed;
+    two.is_greedy = is_greedy;
+    two.fails = false;
+}
+
 /* ------------------------------------------------------------------------------- set up */
 
 static void write_file(const char *path)
@@ -103,6 +276,7 @@ static int tear_down(void **state)
     fixture *f = *state;
 
     h3_store_free(&f->s);
+    f->d->mem = H3_HOST; // no scratch of its own
     h3_dev_close(&f->d);
     h3_manifest_close(&f->m);
     unlink(f->path);
@@ -236,7 +410,8 @@ static void test_ring_on_a_device(void **state)
     open_store(f, 5 * (size_t)BYTES, true);
     go_round(f, 3);
     assert_true(n_most <= 5 * (size_t)BYTES);
-    assert_int_equal(n_uploads, 3 + 3 * (GROUPS - 3)); // three stay, the others come each time
+    assert_true(n_uploads <= 3 + 3 * (GROUPS - 3)); // three stay, the others come each time,
+    assert_true(n_uploads >= 3 + 9 + 2 * 7);        // but for those that are still in a slot
 
     open_store(f, 1, true); // less than any group: one at a time, no failure
     go_round(f, 2);
@@ -263,6 +438,185 @@ static void test_order_does_not_matter(void **state)
     }
 }
 
+/* ---------------------------------------------------------------------------- the two queues */
+
+static void open_queues(fixture *f, size_t budget, size_t pinned)
+{
+    f->d->pin = two_pin;
+    f->d->unpin = two_unpin;
+    f->d->copy_in = two_copy;
+    f->d->mark = two_mark;
+    f->d->await = two_await;
+    f->d->sync = two_sync;
+    f->d->n_threads = 3;
+    f->d->pinned_budget = pinned;
+    open_store(f, budget, true);
+}
+
+/* A product with group g is enqueued; it reads the weights when its queue gets there. */
+static void product(fixture *f, int g)
+{
+    assert_int_equal(h3_store_acquire(f->s, g), H3_OK);
+    enqueue(H3_QUEUE_COMPUTE, (entry){.what = PRODUCT, .from = f->w[g].part[0].dev, .group = g});
+    h3_store_release(f->s, g);
+}
+
+enum { BATCH = 9 }; // orders tried for each setting
+
+/* Whatever order the queues take, each product sees its own weights; from pinned copies, from the
+ * map, and with room for some of the copies. */
+static void test_queues_in_any_order(void **state)
+{
+    static const int budgets[] = {1, 2, 3, 5, 8, 11}, pinned[] = {0, 4, GROUPS};
+    fixture *f = *state;
+
+    for (int b = 0; b < 6; b++)
+        for (int p = 0; p < 3; p++)
+            for (unsigned order = 0; order < BATCH; order++) {
+                const size_t budget = (size_t)budgets[b] * BYTES;
+                two_reset(order < 2 ? 0 : order, order == 1);
+                open_queues(f, budget, (size_t)pinned[p] * BYTES);
+                for (int i = 0; i < 3 * GROUPS; i++)
+                    product(f, i % GROUPS);
+                assert_true(n_most <= (budget > 2 * BYTES ? budget : 2 * BYTES));
+                assert_true(two.most_pinned <= (size_t)pinned[p] * BYTES + (64 << 20));
+                if (pinned[p] == GROUPS) assert_int_equal(two.n_host_waits, 0); // never
+                h3_store_free(&f->s);
+                if (two.n_wrong)
+                    fail_msg("budget %d, pinned %d, order %u: %d wrong numbers", budgets[b],
+                             pinned[p], order, two.n_wrong);
+                assert_int_equal(two.pinned, 0);
+                assert_int_equal(f->d->pinned_used, 0);
+                assert_int_equal(f->d->marks_taken, 0);
+                assert_int_equal(n_given, 0);
+            }
+}
+
+/* While the product with one group has not begun, the next group's journey ends. */
+static void test_copies_run_beside_products(void **state)
+{
+    fixture *f = *state;
+
+    for (int has_home = 0; has_home < 2; has_home++) {
+        int n_overlapped = 0, n_streamed = 0;
+        two_reset(0, false);
+        open_queues(f, 4 * (size_t)BYTES, has_home ? (size_t)GROUPS * BYTES : 0);
+        for (int i = 0; i < 2 * GROUPS; i++) { // the first round makes the pinned copies
+            product(f, i % GROUPS);
+            two_sync(f->d);
+        }
+        for (int i = 0; i < GROUPS; i++) {
+            assert_int_equal(h3_store_acquire(f->s, i), H3_OK);
+            /* The compute queue stands still before the product. The copy queue may go on. */
+            bool is_there = false;
+            for (int wait = 0; wait < 2000 && !is_there; wait++) {
+                if (has_home && wait > 0) break; // it was enqueued by acquire itself
+                pthread_mutex_lock(&two.lock);
+                const int before = two.n_copies;
+                run_queue(H3_QUEUE_COPY);
+                is_there = two.n_copies > before;
+                pthread_mutex_unlock(&two.lock);
+                if (!is_there) usleep(500);
+            }
+            n_overlapped += is_there;
+            enqueue(H3_QUEUE_COMPUTE,
+                    (entry){.what = PRODUCT, .from = f->w[i].part[0].dev, .group = i});
+            h3_store_release(f->s, i);
+            n_streamed += f->w[i].is_passing;
+            two_sync(f->d);
+        }
+        assert_int_equal(two.n_wrong, 0);
+        assert_int_equal(n_streamed, GROUPS - 2);
+        /* One for each streamed group, whichever group is computed with meanwhile. */
+        assert_true(n_overlapped >= n_streamed);
+        h3_store_free(&f->s);
+    }
+}
+
+/* Order of the calls, where no thread takes part: the next copy is enqueued before the product. */
+static void test_order_of_calls(void **state)
+{
+    fixture *f = *state;
+    char log[512] = "";
+
+    two_reset(0, false);
+    open_queues(f, 2 * (size_t)BYTES, (size_t)GROUPS * BYTES);
+    for (int i = 0; i < 2 * GROUPS; i++)
+        product(f, i % GROUPS);
+    two_sync(f->d);
+    for (int i = 0; i < 3; i++) {
+        const int copies = two.n[H3_QUEUE_COPY], products = two.n[H3_QUEUE_COMPUTE];
+        assert_int_equal(h3_store_acquire(f->s, i), H3_OK);
+        /* On the copy queue: wait for the slot, copy, mark. On the other: wait for this group. */
+        for (int k = copies; k < two.n[H3_QUEUE_COPY]; k++)
+            strcat(log, (const char *[]){"c", "p", "s", "w"}[two.list[1][k].what]);
+        strcat(log, ",");
+        enqueue(H3_QUEUE_COMPUTE,
+                (entry){.what = PRODUCT, .from = f->w[i].part[0].dev, .group = i});
+        h3_store_release(f->s, i);
+        for (int k = products; k < two.n[H3_QUEUE_COMPUTE]; k++)
+            strcat(log, (const char *[]){"c", "p", "s", "w"}[two.list[0][k].what]);
+        strcat(log, " ");
+    }
+    assert_string_equal(log, "wcs,wps wcs,wps wcs,wps ");
+    assert_int_equal(two.n_wrong, 0);
+    h3_store_free(&f->s);
+}
+
+/* A journey that fails is told by the call that needs the weights, in the words of its cause; the
+ * next try may succeed. */
+static void test_failed_journeys(void **state)
+{
+    fixture *f = *state;
+
+    for (int has_home = 0; has_home < 2; has_home++) {
+        h3_status st = H3_OK;
+        two_reset(0, true);
+        open_queues(f, 3 * (size_t)BYTES, has_home ? (size_t)GROUPS * BYTES : 0);
+        for (int i = 0; i < 5; i++)
+            product(f, i);
+        two.fails = true;
+        for (int i = 5; i < GROUPS && st == H3_OK; i++) {
+            st = h3_store_acquire(f->s, i);
+            h3_store_release(f->s, i);
+        }
+        assert_int_equal(st, H3_E_DEVICE);
+        assert_string_equal(h3_error(), "the bus is on fire");
+        two.fails = false;
+        for (int i = 0; i < 2 * GROUPS; i++)
+            product(f, i % GROUPS);
+        two_sync(f->d);
+        assert_int_equal(two.n_wrong, 0);
+        h3_store_free(&f->s);
+        assert_int_equal(two.pinned, 0);
+    }
+}
+
+/* Another budget: the store arranges itself anew. */
+static void test_budget_changes(void **state)
+{
+    static const int budgets[] = {0, 4, 2, 0, 11, 7, 0};
+    fixture *f = *state;
+
+    two_reset(3, false);
+    open_queues(f, 0, 4 * (size_t)BYTES);
+    for (int i = 0; i < 7; i++) {
+        f->d->weight_budget = (size_t)budgets[i] * BYTES;
+        n_most = 0;
+        for (int k = 0; k < 2 * GROUPS; k++)
+            product(f, k % GROUPS);
+        if (budgets[i]) assert_true(n_most <= (size_t)budgets[i] * BYTES);
+        if (!budgets[i]) assert_int_equal(h3_store_held(f->s), (size_t)GROUPS * BYTES);
+        assert_int_equal(h3_store_held(f->s), n_given);
+        assert_int_equal(f->w[0].is_passing && f->w[1].is_passing, budgets[i] && budgets[i] < 8);
+    }
+    h3_store_drop(f->s);
+    assert_int_equal(n_given, 0);
+    product(f, 3);
+    h3_store_free(&f->s);
+    assert_int_equal(two.n_wrong, 0);
+}
+
 /* Heap memory between maps: hints must not touch it (one of them would clear it). */
 static void test_heap_is_left_alone(void **state)
 {
@@ -287,6 +641,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ring_on_a_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_order_does_not_matter, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_heap_is_left_alone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_queues_in_any_order, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_copies_run_beside_products, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_order_of_calls, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_failed_journeys, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_budget_changes, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
