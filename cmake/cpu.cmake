@@ -1,6 +1,6 @@
 # The CPU backend: the same files once per instruction set, chosen when the device is opened.
 find_package(OpenMP REQUIRED COMPONENTS C)
-set(cpu_files product.c gemm.c low.c conv.c attention.c rows.c audio.c)
+set(cpu_files product.c gemm.c low.c amx.c conv.c attention.c rows.c audio.c)
 set(cpu_isas c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND cpu_isas avx2 avx512)
@@ -9,6 +9,10 @@ set(cpu_flags_c)
 set(cpu_flags_avx2 -mavx2 -mfma -mf16c)
 set(cpu_flags_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq
                      -mprefer-vector-width=512)
+option(H3_AMX_EMULATE "AMX tiles in C (very slow): tests that path where the processor has none" OFF)
+if(H3_AMX_EMULATE)
+    add_compile_definitions(H3_AMX_EMULATE=1)
+endif()
 foreach(isa ${cpu_isas})
     room(cpu_${isa} DIR src/backend/cpu FILES ${cpu_files} USES tensor base LIBS OpenMP::OpenMP_C)
     target_compile_options(h3_cpu_${isa} PRIVATE ${cpu_flags_${isa}} -Wno-psabi)

@@ -4,12 +4,14 @@
  * where the time went and how far each product is from the rate of one large product in the same
  * run.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "audio_vae.h"
+#include "convert.h"
 #include "half.h"
 #include "job.h"
 #include "synth.h"
@@ -71,30 +73,61 @@ static void report(bench *b, const char *name, int64_t rows, int layers, double 
 
 /* --------------------------------------------------------------------------------- operations */
 
-/* A random bf16 (or f32) weight [rows, cols] in host memory. */
-static h3_status random_weight(h3_weight *w, int64_t rows, int64_t cols, bool is_f32)
+/* What a matrix is stored as. */
+typedef struct form {
+    const char *name;
+    uint8_t encoding, ggml_type;
+    int32_t block, block_bytes; // numbers and bytes of a block
+    int32_t half_at[2];         // bytes of a block that hold f16 scales, -1: none
+} form;
+
+static const form forms[] = {
+    {"f32", H3_ENC_F32, 0, 1, 4, {-1, -1}},        {"bf16", H3_ENC_BF16, 0, 1, 2, {-1, -1}},
+    {"int8", H3_ENC_INT8, 0, 1, 1, {-1, -1}},      {"q8_0", H3_ENC_GGML, 8, 32, 34, {0, -1}},
+    {"q4_K", H3_ENC_GGML, 12, 256, 144, {0, 2}},   {"q5_K", H3_ENC_GGML, 13, 256, 176, {0, 2}},
+    {"q6_K", H3_ENC_GGML, 14, 256, 210, {208, -1}}};
+
+static const form *form_of(const char *name)
 {
-    const size_t each = is_f32 ? 4 : 2, bytes = (size_t)(rows * cols) * each;
-    void *p = malloc(bytes);
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        if (strcmp(forms[i].name, name) == 0) return &forms[i];
+    return NULL;
+}
+
+static const float small_scale = 0x1p-10f; // of int8 and of blocks: sums stay of order 1
+
+/* A random weight [rows, cols] in host memory; blocks are random bytes with small scales. */
+static h3_status random_weight(h3_weight *w, int64_t rows, int64_t cols, const form *f)
+{
+    const size_t row_bytes = (size_t)(cols / f->block * f->block_bytes);
+    const size_t bytes = (size_t)rows * row_bytes;
+    const uint16_t half = h3_f32_to_f16(small_scale);
+    uint8_t *p = malloc(bytes);
     uint32_t s = 12345;
 
     if (!p) return h3_fail(H3_E_NOMEM, "no memory for a matrix of %zu bytes", bytes);
-    for (int64_t i = 0; i < rows * cols; i++) {
-        s = s * 1664525u + 1013904223u;
+    for (size_t i = 0; i < bytes; i += (size_t)f->block_bytes) {
+        for (int32_t k = 0; k < (f->block > 1 ? f->block_bytes : 1); k++) {
+            s = s * 1664525u + 1013904223u;
+            p[i + (size_t)k] = (uint8_t)(s >> 24);
+        }
+        for (int k = 0; k < 2; k++)
+            if (f->half_at[k] >= 0) memcpy(p + i + f->half_at[k], &half, sizeof half);
         const float v = (float)(int32_t)s * 0x1p-36f;
-        if (is_f32)
-            ((float *)p)[i] = v;
-        else
-            ((uint16_t *)p)[i] = h3_f32_to_bf16(v);
+        if (f->encoding == H3_ENC_F32) memcpy(p + i, &v, sizeof v);
+        const uint16_t b = h3_f32_to_bf16(v);
+        if (f->encoding == H3_ENC_BF16) memcpy(p + i, &b, sizeof b);
     }
     *w = (h3_weight){.name = "bench", .rows = rows, .cols = cols, .n_parts = 1};
     w->part[0] = (h3_weight_part){.data = p,
                                   .rows = rows,
                                   .cols = cols,
-                                  .row_bytes = (size_t)cols * each,
+                                  .row_bytes = row_bytes,
                                   .bytes = bytes,
-                                  .encoding = is_f32 ? H3_ENC_F32 : H3_ENC_BF16,
-                                  .global = 1};
+                                  .encoding = f->encoding,
+                                  .ggml_type = f->ggml_type,
+                                  .full_rows = rows,
+                                  .global = f->encoding == H3_ENC_INT8 ? small_scale : 1};
     return H3_OK;
 }
 
@@ -119,8 +152,38 @@ static h3_status random_tensor(bench *b, h3_tensor *t, h3_dtype dtype, int rank,
     return st;
 }
 
+/* Adds to the last result how far y is from the product in f32: rms of the difference over rms, on
+ * the first rows. CPU only: the tensors are read in place. */
+static h3_status report_error(bench *b, const h3_weight *w, h3_tensor x, h3_tensor y)
+{
+    const h3_dev_opts exact = {.n_threads = b->e->dev->n_threads, .math = "f32"};
+    const int64_t rows = x.ne[0] < 32 ? x.ne[0] : 32, ne[2] = {rows, w->rows};
+    h3_tensor right = {0};
+    h3_dev *d = NULL;
+    double sum = 0, off = 0;
+    h3_status st = h3_dev_open(&d, "cpu", &exact);
+
+    if (st == H3_OK) st = h3_dev_alloc(d, &right, H3_F32, 2, ne);
+    if (st == H3_OK) d->whole_rows = x.ne[0]; // the same way through the product
+    if (st == H3_OK) st = d->ops->gemm(d, right, h3_slice(x, 0, 0, rows), w, H3_ACT_NONE);
+    for (int64_t i = 0; st == H3_OK && i < rows * w->rows; i++) {
+        const double v = (double)((const float *)right.data)[i];
+        const double got = y.dtype == H3_F32
+                               ? (double)((const float *)y.data)[i]
+                               : (double)h3_bf16_to_f32(((const uint16_t *)y.data)[i]);
+        sum += v * v;
+        off += (got - v) * (got - v);
+    }
+    if (st == H3_OK)
+        json_object_set_new(json_array_get(b->list, json_array_size(b->list) - 1), "rms_error",
+                            json_real(sum > 0 ? sqrt(off / sum) : 0.0));
+    if (d) h3_dev_free(d, &right);
+    h3_dev_close(&d);
+    return st;
+}
+
 static h3_status bench_gemm(bench *b, const char *name, int64_t rows, int64_t n, int64_t k,
-                            bool is_f32)
+                            const form *f)
 {
     h3_dev *d = b->e->dev;
     const h3_dtype act = (h3_dtype)b->e->act;
@@ -128,7 +191,7 @@ static h3_status bench_gemm(bench *b, const char *name, int64_t rows, int64_t n,
     h3_store *store = NULL;
     h3_weight w = {0};
     double best = 1e30;
-    h3_status st = random_weight(&w, n, k, is_f32);
+    h3_status st = random_weight(&w, n, k, f);
 
     if (st == H3_OK) st = random_tensor(b, &x, act, 2, (const int64_t[]){rows, k});
     if (st == H3_OK) st = h3_dev_alloc(d, &y, act, 2, (const int64_t[]){rows, n});
@@ -146,6 +209,7 @@ static h3_status bench_gemm(bench *b, const char *name, int64_t rows, int64_t n,
         const double gflop = 2.0 * (double)rows * (double)n * (double)k * 1e-9;
         if (gflop / best > b->limit) b->limit = gflop / best;
         report(b, name, rows, 0, best, gflop);
+        if (d->mem == H3_HOST && f->encoding > H3_ENC_F16) st = report_error(b, &w, x, y);
     }
     h3_store_free(&store);
     h3_dev_weight_free(d, &w);
@@ -188,15 +252,45 @@ static h3_status bench_ops(bench *b, const int64_t *rows, int n_rows)
     const int64_t f = b->o->is_tiny ? 72 : 14336;
 
     for (int i = 0; i < n_rows; i++) {
-        H3_TRY(bench_gemm(b, "gemm f32 weights", rows[i], heads * d, c, true));
-        H3_TRY(bench_gemm(b, "gemm qkv bf16 weights", rows[i], 3 * heads * d, c, false));
-        H3_TRY(bench_gemm(b, "gemm fc2 bf16 weights", rows[i], c, f, false));
+        H3_TRY(bench_gemm(b, "gemm f32 weights", rows[i], heads * d, c, form_of("f32")));
+        H3_TRY(bench_gemm(b, "gemm qkv bf16 weights", rows[i], 3 * heads * d, c, form_of("bf16")));
+        H3_TRY(bench_gemm(b, "gemm fc2 bf16 weights", rows[i], c, f, form_of("bf16")));
         H3_TRY(bench_attention(b, rows[i], heads, d));
     }
-    return bench_gemm(b, "gemm adaln 4 rows", 4, 18 * c, b->o->is_tiny ? 12 : 2688, false);
+    return bench_gemm(b, "gemm adaln 4 rows", 4, 18 * c, b->o->is_tiny ? 12 : 2688,
+                      form_of("bf16"));
+}
+
+/* One product of the block with weights of every form. */
+static h3_status bench_forms(bench *b, const int64_t *rows, int n_rows)
+{
+    const int64_t c = b->o->is_tiny ? 256 : 5376, n = b->o->is_tiny ? 96 : 7168;
+
+    for (int i = 0; i < n_rows; i++)
+        for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
+            char name[32];
+            snprintf(name, sizeof name, "gemm %s", forms[k].name);
+            H3_TRY(bench_gemm(b, name, rows[i], n, c, &forms[k]));
+        }
+    return H3_OK;
 }
 
 /* ------------------------------------------------------------------------------------- stages */
+
+/* The checkpoint again, with its matrices in Q8_0. */
+static h3_status reform(bench *b, h3_checkpoint **ck, h3_role role)
+{
+    const h3_convert_opts o = {.form = H3_CONVERT_Q8_0};
+    char path[96];
+    h3_status st;
+
+    snprintf(path, sizeof path, "%s/%d.gguf", b->dir, (int)role);
+    st = h3_convert(*ck, path, &o);
+    h3_ckpt_close(ck);
+    if (st == H3_OK) st = h3_ckpt_open(ck, path, role, &b->e->ckpt);
+    unlink(path);
+    return st;
+}
 
 /* A temporary checkpoint, opened; its file is removed at once (the map keeps the bytes). Rank 0
  * writes it for all, so that they map the same pages: b->dir is on a disk they share. */
@@ -211,6 +305,7 @@ static h3_status synthetic(bench *b, h3_checkpoint **ck, h3_role role, int layer
     if (is_writer) st = h3_synth_write(path, role, &o);
     if (st == H3_OK) st = h3_comm_barrier(b->e->comm);
     if (st == H3_OK) st = h3_ckpt_open(ck, path, role, &b->e->ckpt);
+    if (st == H3_OK && b->o->form) st = reform(b, ck, role);
     if (st == H3_OK) st = h3_comm_barrier(b->e->comm);
     if (is_writer) unlink(path);
     return st;
@@ -459,6 +554,7 @@ static h3_status run_parts(bench *b)
     const bool is_all = strcmp(what, "all") == 0;
 
     if (is_all || strcmp(what, "ops") == 0) H3_TRY(bench_ops(b, rows, n_rows));
+    if (is_all || strcmp(what, "forms") == 0) H3_TRY(bench_forms(b, rows, n_rows));
     if (is_all || strcmp(what, "dit") == 0) H3_TRY(bench_dit(b, rows, n_rows));
     if (is_all || strcmp(what, "encoder") == 0) H3_TRY(bench_encoder(b));
     if (is_all || strcmp(what, "vae") == 0) H3_TRY(bench_vae(b));
@@ -475,6 +571,8 @@ h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
     json_t *root;
 
     *json = NULL;
+    if (o.form && (strcmp(o.form, "q8_0") != 0 || h3_comm_size(e->comm) > 1))
+        return h3_fail(H3_E_ARG, "form %s: a benchmark on one rank knows q8_0", o.form);
     if (o.repeat < 1) o.repeat = 1;
     snprintf(b.dir, sizeof b.dir, "%.40s/h3av-bench-XXXXXX", tmp ? tmp : "/tmp");
     st = H3_OK;

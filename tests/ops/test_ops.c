@@ -773,7 +773,8 @@ static h3_dev *open_math(const char *math, int threads)
 /* bf16 products are exact and summed in f32: the tolerance of f32 holds. */
 static void test_math_bf16(void **unused)
 {
-    static const int64_t sizes[][3] = {{9, 64, 40}, {70, 514, 500}, {33, 1030, 29}, {40, 33, 17}};
+    static const int64_t sizes[][3] = {
+        {9, 64, 40}, {70, 514, 500}, {33, 1030, 29}, {40, 33, 17}, {75, 1088, 290}};
     bench b = {.fast = open_math("bf16", 2)};
     (void)unused;
     if (!b.fast) skip();

@@ -19,6 +19,7 @@
 enum {
     BQ = 4,       ///< panels of NR queries per task
     BK = 12 * 14, ///< keys per block: a multiple of MR on AVX-512
+    BK_AMX = 192, ///< the same in whole tiles
     PIECE = KC    ///< head channels per tile
 };
 
@@ -28,8 +29,11 @@ typedef struct job {
     float after; // what scores are still multiplied by: scale when q stays bf16, else 1
     bool causal;
     bool is_pairs;  // bf16 tiles
+    bool is_amx;    // on AMX: values are kept as rows of channels
     int64_t D, ldv; // ldv: row stride of the value block
+    int64_t bk;     // keys per block
     int64_t depth;  // of the first product, in floats or pairs
+    int64_t rows_o; // rows of a result: D, on AMX in whole tiles
 } job;
 
 /* Per-thread memory, in floats; D4 = D padded to lanes. */
@@ -37,9 +41,9 @@ typedef struct room {
     float *q;         // [BQ][D][NR] scaled queries
     float *o;         // [BQ][D][NR] unnormalised result
     float *top, *sum; // [BQ][NR]
-    float *p;         // [BK][NR] scores, then probabilities of one panel
-    float *k;         // [pieces][BK][LDA]
-    float *v;         // [BK][ldv]
+    float *p;         // [bk][NR] scores, then probabilities of one panel
+    float *k;         // [pieces][bk][LDA]
+    float *v;         // [bk][ldv]; on AMX [channels][LDA] pairs
 } room;
 
 static int64_t pieces(const job *j)
@@ -49,19 +53,19 @@ static int64_t pieces(const job *j)
 
 static size_t room_floats(const job *j)
 {
-    return (size_t)(2 * BQ * j->D * NR + 2 * BQ * NR + BK * NR + pieces(j) * BK * LDA +
-                    BK * j->ldv);
+    return (size_t)(BQ * (j->D + j->rows_o) * NR + 2 * BQ * NR + j->bk * NR +
+                    pieces(j) * j->bk * LDA + (j->is_amx ? j->rows_o * LDA : j->bk * j->ldv));
 }
 
 static room room_at(const job *j, float *at)
 {
     room m = {.q = at};
     m.o = m.q + BQ * j->D * NR;
-    m.top = m.o + BQ * j->D * NR;
+    m.top = m.o + BQ * j->rows_o * NR;
     m.sum = m.top + BQ * NR;
     m.p = m.sum + BQ * NR;
-    m.k = m.p + BK * NR;
-    m.v = m.k + pieces(j) * BK * LDA;
+    m.k = m.p + j->bk * NR;
+    m.v = m.k + pieces(j) * j->bk * LDA;
     return m;
 }
 
@@ -143,8 +147,17 @@ static void scores(const job *j, const room *m, const float *q, int64_t nk, bool
 
     for (int64_t c = 0; c < j->depth; c += PIECE) {
         const int64_t kc = j->depth - c < PIECE ? j->depth - c : PIECE;
-        const float *k = m->k + c / PIECE * BK * LDA;
+        const float *k = m->k + c / PIECE * j->bk * LDA;
         const int64_t n_groups = h3_ceil_div(nk, MR);
+#if VL == 16
+        if (j->is_amx) {
+            for (int64_t i = 0; i < nk; i += AMX_ROWS)
+                ISA(h3_cpu_amx_bf16)
+            ((int)(nk - i < AMX_ROWS ? nk - i : AMX_ROWS), kc, k + i * LDA, q + c * NR,
+             m->p + i * NR, c > 0, half);
+            continue;
+        }
+#endif
         for (int64_t g = 0, i = 0; g < n_groups; g++) {
             const int64_t n = (nk - i + n_groups - g - 1) / (n_groups - g);
             rows((int)n, kc, k + i * LDA, q + c * NR, m->p + i * NR, c > 0, half);
@@ -209,6 +222,17 @@ static void weigh(const job *j, const room *m, float *o, int64_t nk, bool first,
 {
     const int64_t n_groups = h3_ceil_div(j->D, MR);
 
+#if VL == 16
+    if (j->is_amx) {
+        const int64_t pairs = (nk + 1) / 2, depth = h3_ceil_div(pairs, AMX_STEP) * AMX_STEP;
+        memset(m->p + pairs * NR, 0, (size_t)((depth - pairs) * NR) * sizeof *m->p);
+        for (int64_t i = 0; i < j->D; i += AMX_ROWS)
+            ISA(h3_cpu_amx_bf16)
+        ((int)(j->D - i < AMX_ROWS ? j->D - i : AMX_ROWS), depth, m->v + i * LDA, m->p, o + i * NR,
+         !first, half);
+        return;
+    }
+#endif
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t n = (j->D - i + n_groups - g - 1) / (n_groups - g);
         if (j->is_pairs) ISA(h3_cpu_bf16_cols)
@@ -216,6 +240,31 @@ static void weigh(const job *j, const room *m, float *o, int64_t nk, bool first,
         else ISA(h3_cpu_tile_cols)((int)n, nk, m->v + i, j->ldv, m->p, o + i * NR, !first, half);
         i += n;
     }
+}
+
+/* Values of `nk` keys from element `at` on, as rows of channels: to[c * LDA + r] holds channel c of
+ * keys 2 r and 2 r + 1, zeros past the last key up to a whole step. */
+UNUSED static void load_values_amx(const job *j, int64_t at, int64_t nk, float *to)
+{
+    const uint16_t *v = (const uint16_t *)j->v.data + at;
+    const int64_t step = j->v.st[0];
+
+    for (int64_t r = 0; r < nk; r += 2 * VL)
+        for (int64_t c = 0; c < j->D; c += VL) {
+            const int64_t n = j->D - c < VL ? j->D - c : VL;
+            vf t[VL];
+            for (int i = 0; i < VL; i++) {
+                const int64_t key = r + 2 * i;
+                vh even = {0}, odd = {0};
+                if (key < nk) memcpy(&even, v + key * step + c, (size_t)n * 2);
+                if (key + 1 < nk) memcpy(&odd, v + (key + 1) * step + c, (size_t)n * 2);
+                t[i] = (vf)(__builtin_convertvector(even, vu) | __builtin_convertvector(odd, vu)
+                                                                    << 16);
+            }
+            v_transpose(t);
+            for (int i = 0; i < n; i++)
+                v_store(to + (c + i) * LDA + r / 2, t[i]);
+        }
 }
 
 /* Keys and values [k0, k0 + nk) of head hk into the thread's room, as floats or as pairs. */
@@ -226,12 +275,13 @@ static void load_keys(const job *j, const room *m, int64_t hk, int64_t k0, int64
         const int64_t vo = (k0 + r) * j->v.st[0] + hk * j->v.st[1];
         for (int64_t c = 0; c < j->depth; c += PIECE) {
             const int64_t n = j->depth - c < PIECE ? j->depth - c : PIECE;
-            float *to = m->k + (c / PIECE * BK + r) * LDA;
+            float *to = m->k + (c / PIECE * j->bk + r) * LDA;
             if (j->is_pairs)
                 memcpy(to, (const uint16_t *)j->k.data + ko + 2 * c, (size_t)n * 4);
             else
                 widen(j->k, ko + c, n, to);
         }
+        if (j->is_amx) continue;
         if (!j->is_pairs) {
             widen(j->v, vo, j->D, m->v + r * j->ldv);
         } else if (r % 2 == 0) {
@@ -242,6 +292,7 @@ static void load_keys(const job *j, const room *m, int64_t hk, int64_t k0, int64
                 to[c] = even[c] | (odd ? (uint32_t)odd[c] << 16 : 0);
         }
     }
+    if (j->is_amx) load_values_amx(j, k0 * j->v.st[0] + hk * j->v.st[1], nk, m->v);
 }
 
 /* Queries [i0, i0 + n) of head h against keys from `begin` up to `end` (or up to the query). */
@@ -256,15 +307,15 @@ static void task(const job *j, const room *m, int64_t h, int64_t i0, int64_t n, 
     for (int64_t i = 0; i < BQ * NR; i++)
         m->top[i] = -INFINITY;
     if (j->causal) end = i0 + n;
-    for (int64_t k0 = begin; k0 < end; k0 += BK) {
-        const int64_t nk = end - k0 < BK ? end - k0 : BK;
+    for (int64_t k0 = begin; k0 < end; k0 += j->bk) {
+        const int64_t nk = end - k0 < j->bk ? end - k0 : j->bk;
         load_keys(j, m, hk, k0, nk);
         for (int64_t c = 0; c < n; c += NR) {
             const bool half = n - c <= VL;
             /* The first block of a causal task holds keys of every query, so no sum stays empty;
              * later ones may lie wholly after a panel. */
             if (j->causal && k0 > i0 + c + NR - 1) continue;
-            float *o = m->o + c * j->D;
+            float *o = m->o + c * j->rows_o;
             scores(j, m, m->q + c * j->depth, nk, half);
             if (j->causal && k0 + nk > i0 + c) mask(m->p, nk, k0, i0 + c);
             soften(j, m->p, nk, m->top + c, m->sum + c, o, k0 == begin, half);
@@ -272,7 +323,7 @@ static void task(const job *j, const room *m, int64_t h, int64_t i0, int64_t n, 
         }
     }
     for (int64_t c = 0; c < n; c += NR)
-        store_queries(j, h, i0 + c, n - c < NR ? n - c : NR, m->o + c * j->D, m->sum + c);
+        store_queries(j, h, i0 + c, n - c < NR ? n - c : NR, m->o + c * j->rows_o, m->sum + c);
 }
 
 /* Tasks of all segments counted so far, to find the segment of a task. */
@@ -291,8 +342,12 @@ static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_
 
     assert(q.rank == 3 && k.rank == 3 && q.ne[1] % k.ne[1] == 0);
     assert(cu[0] == 0 && cu[n_segments] == q.ne[0]);
-    j.is_pairs = d->backend->use_bf16 && j.D % 2 == 0 && q.dtype == H3_BF16 && k.dtype == H3_BF16 &&
-                 v.dtype == H3_BF16 && scale > 0;
+    j.is_pairs = d->backend->pairs != H3_PAIRS_NONE && j.D % 2 == 0 && q.dtype == H3_BF16 &&
+                 k.dtype == H3_BF16 && v.dtype == H3_BF16 && scale > 0;
+    j.is_amx = j.is_pairs && d->backend->pairs == H3_PAIRS_AMX && j.D % (2 * AMX_STEP) == 0;
+    j.is_pairs = j.is_amx || (j.is_pairs && d->backend->has_dot);
+    j.bk = j.is_amx ? BK_AMX : BK;
+    j.rows_o = j.is_amx ? h3_ceil_div(j.D, AMX_ROWS) * AMX_ROWS : j.D;
     j.after = j.is_pairs ? scale : 1.0f;
     j.depth = j.is_pairs ? j.D / 2 : j.D;
     j.ldv = (int64_t)h3_align_up((size_t)j.D, VL) + VL;
@@ -310,7 +365,13 @@ static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_
         for (; b >= blocks_of(cu, g); g++)
             b -= blocks_of(cu, g);
         const int64_t i0 = cu[g] + b * BQ * NR, left = cu[g + 1] - i0;
+#if VL == 16
+        if (j.is_amx) ISA(h3_cpu_amx_begin)();
+#endif
         task(&j, &m, t / blocks, i0, left < BQ * NR ? left : BQ * NR, cu[g], cu[g + 1]);
+#if VL == 16
+        if (j.is_amx) ISA(h3_cpu_amx_end)();
+#endif
     }
     return H3_OK;
 }

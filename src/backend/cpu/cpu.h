@@ -23,11 +23,20 @@ typedef enum h3_cpu_math {
     H3_CPU_INT8      ///< int8 weights times rows quantised to int8; otherwise as auto
 } h3_cpu_math;
 
+/** What multiplies two bf16 operands. */
+typedef enum h3_cpu_pairs {
+    H3_PAIRS_NONE = 0, ///< widened to f32
+    H3_PAIRS_DOT,      ///< VDPBF16PS
+    H3_PAIRS_AMX       ///< TDPBF16PS; what does not fit its tiles goes by has_dot
+} h3_cpu_pairs;
+
 struct h3_backend {
     void *work; ///< grows to the largest call and stays; per-thread parts are carved by the callee
     size_t work_bytes;
     h3_cpu_math math;
-    bool has_vnni, use_bf16;
+    bool has_vnni, has_amx;
+    h3_cpu_pairs pairs;
+    bool has_dot; ///< VDPBF16PS may be used: it exists and is faster than f32, or was asked for
 };
 
 /** At least `bytes` of workspace, 64-byte aligned, contents undefined. One user at a time. */

@@ -241,7 +241,7 @@ static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h
     h3_status st;
 
     assert(x.ne[x.rank - 1] == w->cols && y.ne[y.rank - 1] == w->rows);
-    const bool is_low = d->backend->use_bf16 || d->backend->math == H3_CPU_INT8;
+    const bool is_low = d->backend->pairs != H3_PAIRS_NONE || d->backend->math == H3_CPU_INT8;
     const int64_t rows = d->whole_rows > h3_n_rows(x) ? d->whole_rows : h3_n_rows(x);
     if (rows <= (is_low ? FEW_LOW : FEW)) return few_rows(d, &g);
     h3_product p = {.n = w->rows,

@@ -11,6 +11,7 @@ typedef struct h3_gemm {
     /* Low precision only. */
     bool has_int_sums;      ///< C holds int32, to be scaled by the weight's row scales
     float *row_scale;       ///< [S] scale of each quantised row of x, or NULL
+    uint8_t zero;           ///< what stands for 0 in quantised x: 128, or 0 where bytes are signed
     unsigned char *scratch; ///< per-thread row buffers of `scratch_bytes`
     size_t scratch_bytes;
     void *owned; ///< freed by the caller after the product
@@ -26,9 +27,10 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p);
 /** Scale of row n of an INT8 weight. */
 float ISA(h3_cpu_row_scale)(const h3_weight *w, int64_t n);
 
-/** Seconds that one tile of a fixed size takes (least of a few tries): f32, and bf16 or a huge
- * number. */
+/** Seconds of a fixed number of products in the tiles of f32, of VDPBF16PS and of AMX (least of a
+ * few tries); only where the machine has them. */
 double ISA(h3_cpu_time_f32)(void);
 double ISA(h3_cpu_time_bf16)(void);
+double ISA(h3_cpu_time_amx)(void);
 
 #endif

@@ -39,24 +39,27 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static double time_tile(h3_tile_fn tile)
+enum { TIMED_ROWS = MR > AMX_ROWS ? MR : AMX_ROWS };
+
+/* Seconds per row of A. */
+static double time_tile(h3_tile_fn tile, int rows)
 {
-    static const float zeros[MR * LDA + KC * NR];
-    float c[MR * NR];
+    static const float zeros[TIMED_ROWS * LDA + KC * NR];
+    float c[TIMED_ROWS * NR];
     double best = 1;
     for (int i = 0; i < 20; i++) {
         const double t0 = now();
         for (int k = 0; k < 4; k++)
-            tile(MR, KC, zeros, zeros + MR * LDA, c, false, false);
+            tile(rows, KC, zeros, zeros + TIMED_ROWS * LDA, c, false, false);
         const double t = now() - t0;
         if (t < best) best = t;
     }
-    return best;
+    return best / rows;
 }
 
 double ISA(h3_cpu_time_f32)(void)
 {
-    return time_tile(ISA(h3_cpu_tile_rows));
+    return time_tile(ISA(h3_cpu_tile_rows), MR);
 }
 
 #if VL != 16
@@ -66,6 +69,11 @@ h3_status ISA(h3_cpu_low)(h3_dev *d UNUSED, h3_gemm *g UNUSED, h3_product *p UNU
 }
 
 double ISA(h3_cpu_time_bf16)(void)
+{
+    return 1;
+}
+
+double ISA(h3_cpu_time_amx)(void)
 {
     return 1;
 }
@@ -289,7 +297,16 @@ static void tile_q8(int n, int64_t kc, const float *a, const float *b, float *c,
 
 double ISA(h3_cpu_time_bf16)(void)
 {
-    return time_tile(ISA(h3_cpu_bf16_rows)) / 2; // two products per group
+    return time_tile(ISA(h3_cpu_bf16_rows), MR) / 2; // two products per group
+}
+
+double ISA(h3_cpu_time_amx)(void)
+{
+    double t;
+    ISA(h3_cpu_amx_begin)();
+    t = time_tile(ISA(h3_cpu_amx_bf16), AMX_ROWS) / 2;
+    ISA(h3_cpu_amx_end)();
+    return t;
 }
 
 /* ---------------------------------------------------------------- bf16 */
@@ -361,7 +378,7 @@ static void rotate_row(float *y, int64_t n, int32_t g)
 
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 
-/* Row s of x: widened, rotated, quantised to 1..255 around 128 in place of `out` [K]. */
+/* Row s of x: widened, rotated, quantised to -127..127 (+ g->zero) in `out` [K]. */
 static void quantise_row(const h3_gemm *g, int64_t s, float *wide, uint8_t *out)
 {
     const int64_t K = g->w->cols, at = h3_row_offset(&g->x, s);
@@ -386,7 +403,7 @@ static void quantise_row(const h3_gemm *g, int64_t s, float *wide, uint8_t *out)
     g->row_scale[s] = top / 127.0f;
     for (k = 0; k < K; k += VL) {
         const vf q = v_load(wide + k) * inv + 0x1.8p23f; // rounds to nearest, ties to even
-        const vi i = ((vi)q & 0xff) + 128;
+        const vi i = ((vi)q & 0xff) + g->zero;
         const bytes16 b = __builtin_convertvector(i, bytes16);
         memcpy(out + k, &b, sizeof b);
     }
@@ -407,7 +424,7 @@ static void pack_int8(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_
     for (int64_t j0 = 0; j0 < m; j0 += VL) {
         const int64_t n = m - j0 < VL ? m - j0 : VL;
         for (int64_t j = 0; j < n; j++) {
-            memset(rows + (size_t)j * padded + (size_t)K, 128, padded - (size_t)K);
+            memset(rows + (size_t)j * padded + (size_t)K, g->zero, padded - (size_t)K);
             quantise_row(g, m0 + j0 + j, wide, rows + (size_t)j * padded);
         }
         for (int64_t k = 0; k < kc; k += VL) {
@@ -444,6 +461,15 @@ static void fill_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_
         memcpy(to, from, (size_t)bytes);
         memcpy(to + KC, &correction, sizeof correction);
     }
+}
+
+/* Signed on both sides: no correction. */
+static void fill_int8_amx(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
+                          float *dst, void *rows UNUSED)
+{
+    const h3_gemm *g = ctx;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
 }
 
 static void fill_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
@@ -486,6 +512,7 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
     g->scratch_bytes = padded * (sizeof(float) + VL);
     if (posix_memalign(&g->owned, 64, scales + g->scratch_bytes * (size_t)d->n_threads) != 0)
         return h3_fail(H3_E_NOMEM, "no memory to quantise %lld rows", (long long)p->m);
+    g->zero = 128;
     g->row_scale = g->owned;
     g->scratch = (unsigned char *)g->owned + scales;
     g->has_int_sums = !is_q8;
@@ -495,6 +522,12 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
     p->fill = is_q8 ? fill_q8 : fill_int8;
     p->pack = pack_int8;
     p->row_scratch = 0;
+    if (d->backend->has_amx && !is_q8 && g->w->cols % (4 * AMX_STEP) == 0) {
+        g->zero = 0;
+        p->is_amx = true;
+        p->tile = ISA(h3_cpu_amx_int8);
+        p->fill = fill_int8_amx;
+    }
     return H3_OK;
 }
 
@@ -506,9 +539,11 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
         const bool is_q8 = is_all(g->w, H3_ENC_GGML);
         if (is_q8 || is_all(g->w, H3_ENC_INT8)) return use_int8(d, g, p, is_q8);
     }
-    if (b->use_bf16 && is_all_bf16(g)) {
+    if (b->pairs != H3_PAIRS_NONE && is_all_bf16(g)) {
         p->k = g->w->cols / 2;
-        p->tile = ISA(h3_cpu_bf16_rows);
+        p->is_amx = b->pairs == H3_PAIRS_AMX && p->k % AMX_STEP == 0;
+        if (!p->is_amx && !b->has_dot) return H3_OK;
+        p->tile = p->is_amx ? ISA(h3_cpu_amx_bf16) : ISA(h3_cpu_bf16_rows);
         p->fill = fill_bf16;
         p->pack = pack_bf16;
         p->row_scratch = 0;

@@ -6,6 +6,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "cpu.h"
 #include "size.h"
@@ -57,6 +62,7 @@ static int cores_allowed(void)
 /* See gemm.h, which needs vectors. */
 double h3_cpu_time_f32_avx512(void);
 double h3_cpu_time_bf16_avx512(void);
+double h3_cpu_time_amx_avx512(void);
 
 #define FILL(isa, op)                       \
     do {                                    \
@@ -67,14 +73,15 @@ double h3_cpu_time_bf16_avx512(void);
         h3_cpu_fill_audio_##isa(op);        \
     } while (0)
 
-/* Fills the table for the best instruction set and names it. H3_CPU_ISA=c|avx2 lowers the choice,
- * for tests of the other copies. */
+/* Fills the table for the best instruction set and names it. H3_CPU_ISA=c|avx2|avx512 lowers the
+ * choice, for tests of the other copies. */
 static const char *choose(h3_dev *d)
 {
     const char *limit = getenv("H3_CPU_ISA");
 
 #if defined(__x86_64__)
-    const bool any = !limit, upto_avx2 = any || strcmp(limit, "avx2") == 0;
+    const bool any = !limit || strcmp(limit, "avx512") == 0;
+    const bool upto_avx2 = any || strcmp(limit, "avx2") == 0;
     if (any && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         FILL(avx512, &d->impl);
@@ -106,28 +113,57 @@ static h3_status parse_math(const char *name, h3_cpu_math *out)
 }
 
 #if defined(__x86_64__)
-static bool bf16_is_faster;
-static pthread_once_t bf16_once = PTHREAD_ONCE_INIT;
-
-/* Once per process: a fifth of a millisecond decides between two ways to the same numbers. */
-static void measure_bf16(void)
+/* CPUID leaf 7 names AMX; the kernel hands its 8 KB of state only to processes that ask. */
+static bool has_amx(void)
 {
-    bf16_is_faster = h3_cpu_time_bf16_avx512() < h3_cpu_time_f32_avx512();
+#ifdef H3_AMX_EMULATE
+    return true;
+#elif defined(SYS_arch_prctl)
+    enum { TILES = 1 << 24, BF16 = 1 << 22, INT8 = 1 << 25, REQUEST = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if ((d & (TILES | BF16 | INT8)) != (TILES | BF16 | INT8)) return false;
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
 }
 
-/* What the AVX-512 copy may use beyond f32. */
+/* Measured once per process: a millisecond decides between ways to the same numbers. */
+static struct {
+    bool has_dot, has_amx;
+    double f32, dot, amx; // seconds of the same products
+} speed;
+static pthread_once_t speed_once = PTHREAD_ONCE_INIT;
+
+static void measure(void)
+{
+    speed.has_dot = __builtin_cpu_supports("avx512bf16");
+    speed.has_amx = has_amx();
+    speed.f32 = h3_cpu_time_f32_avx512();
+    if (speed.has_dot) speed.dot = h3_cpu_time_bf16_avx512();
+    if (speed.has_amx) speed.amx = h3_cpu_time_amx_avx512();
+}
+
+/* What the AVX-512 copy may use beyond f32. H3_CPU_ISA=avx512 leaves AMX out. */
 static h3_status choose_low(h3_backend *b)
 {
-    const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
+    const bool may_tile = !getenv("H3_CPU_ISA");
 
     b->has_vnni = __builtin_cpu_supports("avx512vnni");
-    if (b->math == H3_CPU_BF16 && !has_bf16)
-        return h3_fail(H3_E_UNSUPPORTED, "cpu math bf16: this processor has no AVX-512 BF16");
     if (b->math == H3_CPU_INT8 && !b->has_vnni)
         return h3_fail(H3_E_UNSUPPORTED, "cpu math int8: this processor has no AVX-512 VNNI");
-    if (!has_bf16 || b->math == H3_CPU_F32) return H3_OK;
-    pthread_once(&bf16_once, measure_bf16);
-    b->use_bf16 = b->math == H3_CPU_BF16 || bf16_is_faster;
+    if (b->math == H3_CPU_F32) return H3_OK;
+    pthread_once(&speed_once, measure);
+    b->has_amx = speed.has_amx && may_tile;
+    b->has_dot = speed.has_dot && (b->math == H3_CPU_BF16 || speed.dot < speed.f32);
+    if (b->math == H3_CPU_BF16 && !speed.has_dot && !b->has_amx)
+        return h3_fail(H3_E_UNSUPPORTED, "cpu math bf16: this processor has no AVX-512 BF16");
+    b->pairs = b->has_dot ? H3_PAIRS_DOT : H3_PAIRS_NONE;
+    if (b->has_amx && speed.amx < (b->has_dot ? speed.dot : speed.f32)) b->pairs = H3_PAIRS_AMX;
+#ifdef H3_AMX_EMULATE
+    if (b->has_amx) b->pairs = H3_PAIRS_AMX;
+#endif
     return H3_OK;
 }
 #endif
@@ -158,8 +194,11 @@ h3_status h3_cpu_open(h3_dev *d, const h3_dev_opts *opts)
     h3_ops_ref_init(&d->impl);
     isa = choose(d);
     H3_TRY(choose_math(b, strcmp(isa, "AVX-512") == 0));
-    snprintf(d->detail, sizeof d->detail, "%s%s%s, %d thread%s", isa,
-             b->use_bf16 ? ", bf16 products" : "", b->math == H3_CPU_INT8 ? ", int8 products" : "",
+    static const char *const pairs[] = {"", ", bf16 products", ", bf16 products on AMX"};
+    snprintf(d->detail, sizeof d->detail, "%s%s%s, %d thread%s", isa, pairs[b->pairs],
+             b->math != H3_CPU_INT8 ? ""
+             : b->has_amx           ? ", int8 products on AMX"
+                                    : ", int8 products",
              d->n_threads, d->n_threads == 1 ? "" : "s");
     return H3_OK;
 }

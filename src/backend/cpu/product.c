@@ -216,8 +216,9 @@ enum { MAX_PANELS = 1024 / NR }; ///< C of a block: at most 1024 lanes x NB rows
 static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 {
     cut c = {.panels = panels};
+    const int64_t group = p->is_amx ? AMX_ROWS : MR;
     c.blocks_n = h3_ceil_div(p->n, NB);
-    c.per_n = h3_ceil_div(h3_ceil_div(p->n, c.blocks_n), MR) * MR; // even, in whole groups
+    c.per_n = h3_ceil_div(h3_ceil_div(p->n, c.blocks_n), group) * group; // even, in whole groups
     c.blocks_n = h3_ceil_div(p->n, c.per_n);
     c.per_block = least(c.panels, MAX_PANELS);
     /* Too few blocks of rows to feed every thread: cut the panels finer, but not to nothing. */
@@ -240,6 +241,11 @@ static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, c
     const int64_t n_groups = h3_ceil_div(n, MR);
     const h3_tile_fn rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
 
+    if (p->is_amx) { // whole tiles: a balanced group would store over its neighbour
+        for (int64_t i = 0; i < n; i += AMX_ROWS)
+            rows((int)least(AMX_ROWS, n - i), kc, a + i * LDA, b, c + i * NR, add, half);
+        return;
+    }
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
         if (at)
@@ -259,6 +265,9 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
     float *a = (float *)mine, *sums = a + NB * LDA, *own_b = sums + c->per_block * NB * NR;
     void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
 
+#if VL == 16
+    if (p->is_amx) ISA(h3_cpu_amx_begin)();
+#endif
     for (int64_t k0 = 0; k0 < p->k; k0 += step) {
         const int64_t kc = least(step, p->k - k0);
         p->fill(p->ctx, n0, n, k0, kc, a, rows);
@@ -277,6 +286,9 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
             if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
         }
     }
+#if VL == 16
+    if (p->is_amx) ISA(h3_cpu_amx_end)();
+#endif
 }
 
 /* Lanes of B packed at a time when it is shared: at most 64 MB and 1024 rows. Widening A again for

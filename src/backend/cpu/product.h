@@ -43,11 +43,22 @@ typedef void (*h3_tile_fn)(int n, int64_t kc, const float *a, const float *b, fl
                            bool half);
 
 /** Tiles of pairs of bf16 (low.c): one 32-bit group holds two neighbours in k. Only where
- *  h3_backend.use_bf16 says so. */
+ *  h3_backend.has_dot says so. */
 void ISA(h3_cpu_bf16_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                            bool half);
 void ISA(h3_cpu_bf16_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
                            bool add, bool half);
+
+/** The same on AMX (amx.c), bf16 pairs and signed bytes: n up to AMX_ROWS, kc a multiple of
+ * AMX_STEP; rows up to the next multiple of AMX_STEP are read and stored. Between begin and end
+ * only. */
+enum { AMX_ROWS = 32, AMX_STEP = 16 };
+void ISA(h3_cpu_amx_begin)(void);
+void ISA(h3_cpu_amx_end)(void);
+void ISA(h3_cpu_amx_bf16)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                          bool half);
+void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                          bool half);
 
 /**
  * A whole product by callbacks, parallel over blocks of rows of A and of panels of B.
@@ -63,6 +74,7 @@ typedef struct h3_product {
     bool share;
     h3_tile_fn tile; ///< NULL: f32
     int64_t kc;      ///< columns per pass, 0: KC
+    bool is_amx;     ///< tile is one of amx.c: rows in groups of AMX_ROWS
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""h3av beside its peers on one processor, in one run: torch with diffusers' classes, and stable-diffusion.cpp.
+
+    python bench/cpu_compare.py --h3av build/release/h3av [--sdcpp sd-h3-bench] [--threads 1 16] [--cores 16-31]
+                                [--parts rate,block,encoder,vae,sound] [--rounds 2] [--budget 280] [--out FILE]
+
+Every case is timed in rounds, one contestant after the other, and the least time of each counts, so that a busy
+machine disturbs all of them alike. Lines of JSON go to --out as they come; a table closes the run. The torch side needs
+torch, diffusers >= 0.42 and accelerate (without them its columns stay empty); the stable-diffusion.cpp side needs
+sd-h3-bench, built by bench/peers/README.md. Random weights throughout: nothing here says anything about quality."""
+import argparse, json, os, subprocess, sys, tempfile, time
+
+ap = argparse.ArgumentParser()
+ap.add_argument("--h3av", default="build/release/h3av")
+ap.add_argument("--model", help="what h3av opens before it benches; only its existence matters")
+ap.add_argument("--sdcpp")
+ap.add_argument("--no-torch", action="store_true")
+ap.add_argument("--threads", type=int, nargs="+", default=[1])
+ap.add_argument("--cores", help="CPUs to stay on, as taskset takes them (16-31)")
+ap.add_argument("--parts", default="rate,block,encoder,vae,sound")
+ap.add_argument("--rows", type=int, nargs="+", default=[512, 2048])
+ap.add_argument("--tokens", type=int, nargs="+", default=[64, 256])
+ap.add_argument("--maths", nargs="+", default=["auto", "f32", "int8"], help="h3av's --cpu-math values for the block")
+ap.add_argument("--types", nargs="+", default=["f16", "q8_0"], help="stable-diffusion.cpp's weight types for the block")
+ap.add_argument("--torch-types", nargs="+", default=["f32", "bf16"])
+ap.add_argument("--rounds", type=int, default=2)
+ap.add_argument("--reps", type=int, default=1, help="timed repetitions of a contestant in a round, after one to warm up")
+ap.add_argument("--budget", type=float, default=1e9, help="seconds after which no further case is started")
+ap.add_argument("--out")
+ap.add_argument("--torch-worker", action="store_true", help=argparse.SUPPRESS)
+a = ap.parse_args()
+started = time.time()
+SHAPE = dict(hidden=5376, heads=56, head=128, ffn=14336, time=2688)
+
+
+# ------------------------------------------------------------------------------------------------ torch, in a child
+def worker():
+    """Answers one JSON request a line with one JSON line: seconds of the fastest repetition."""
+    import torch
+    from accelerate import init_empty_weights
+
+    types = dict(f32=torch.float32, bf16=torch.bfloat16)
+    made = {}
+
+    def build(make, dtype):
+        """make() on the meta device, then every parameter repeats one pool of random values."""
+        with init_empty_weights(include_buffers=False):
+            m = make()
+        keep = set(getattr(m, "_keep_in_fp32_modules", None) or ())
+        pool = torch.randn(1 << 22) * 0.02
+        for name, p in list(m.named_parameters()):
+            t = torch.empty(p.shape, dtype=torch.float32 if keep & set(name.split(".")) else dtype)
+            src, flat = pool.to(t.dtype), t.view(-1)
+            if t.ndim == 1 and "norm" in name or name.endswith("weight_g"):
+                flat.fill_(1)
+            else:
+                for i in range(0, flat.numel(), src.numel()):
+                    flat[i:i + src.numel()] = src[:min(src.numel(), flat.numel() - i)]
+            owner, parts = m, name.split(".")
+            for q in parts[:-1]:
+                owner = getattr(owner, q)
+            owner._parameters[parts[-1]] = torch.nn.Parameter(t, requires_grad=False)
+        return m.eval()
+
+    def case(part, dtype, n):
+        """The call to time; models stay until another part or type is asked for."""
+        dt, key = types[dtype], (part, dtype)
+        if key not in made:
+            made.clear()
+            if part == "block":
+                from diffusers.models.transformers.transformer_minimax_h3 import (MiniMaxH3RotaryPosEmbed,
+                                                                                  MiniMaxH3TransformerBlock)
+                made[key] = (build(lambda: MiniMaxH3TransformerBlock(SHAPE["hidden"], SHAPE["heads"], SHAPE["head"],
+                                                                     SHAPE["ffn"], SHAPE["time"], 1e-5, 1e-5), dt),
+                             MiniMaxH3RotaryPosEmbed())
+            elif part == "vae":
+                from diffusers.models.autoencoders.autoencoder_kl_minimax_h3 import AutoencoderKLMiniMaxH3
+                made[key] = build(lambda: AutoencoderKLMiniMaxH3(block_out_channels=(32,) * 6, decoder_num_layers=1), dt)
+            elif part == "sound":
+                from diffusers.models.autoencoders.autoencoder_kl_minimax_h3_audio import AutoencoderKLMiniMaxH3Audio
+                made[key] = build(lambda: AutoencoderKLMiniMaxH3Audio(), torch.float32)
+            elif part == "encoder":
+                from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+                from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
+                cfg = Qwen3VLTextConfig(vocab_size=1024, num_hidden_layers=1, rms_norm_eps=1e-6, hidden_size=5120,
+                                        intermediate_size=25600, num_attention_heads=64, num_key_value_heads=8,
+                                        head_dim=128, max_position_embeddings=262144,
+                                        rope_parameters=dict(rope_type="default", rope_theta=5e6,
+                                                             mrope_section=[24, 20, 20], mrope_interleaved=True))
+                cfg._attn_implementation = "sdpa"
+                made[key] = build(lambda: Qwen3VLTextModel(cfg), dt)
+            else:
+                made[key] = None
+        m = made[key]
+        if part == "product":
+            x, w = torch.randn(n, SHAPE["hidden"]).to(dt), torch.randn(3 * 7168, SHAPE["hidden"]).to(dt)
+            return lambda: torch.nn.functional.linear(x, w)
+        if part == "block":
+            x = torch.randn(1, n, SHAPE["hidden"]).to(dt)
+            temb, at, pe = torch.randn(2, SHAPE["time"]), torch.randint(0, 6, (n,)), m[1](torch.rand(n, 3) * 30)
+            return lambda: m[0](x, temb, at, pe)
+        if part == "vae":
+            z = torch.randn(1, 24, 7, 16, 16).to(dt)
+            return lambda: m.decode(z)
+        if part == "sound":
+            z = torch.randn(2, 32, 40 * n)
+            return lambda: m.decode(z)
+        ids = torch.randint(0, 1024, (1, n))
+        return lambda: m(input_ids=ids, use_cache=False)
+
+    print(json.dumps(dict(torch=torch.__version__, isa=torch.backends.cpu.get_cpu_capability())), flush=True)
+    for line in sys.stdin:
+        q = json.loads(line)
+        try:
+            torch.set_num_threads(q["threads"])
+            f, best = case(q["part"], q["type"], q["n"]), 1e30
+            with torch.no_grad():
+                for i in range(q["reps"] + 1):
+                    t = time.perf_counter()
+                    f()
+                    if i:
+                        best = min(best, time.perf_counter() - t)
+            print(json.dumps(dict(s=best)), flush=True)
+        except Exception as e:  # the run goes on without this figure
+            print(json.dumps(dict(error=repr(e)[:300])), flush=True)
+
+
+if a.torch_worker:
+    worker()
+    sys.exit()
+
+
+# ------------------------------------------------------------------------------------------------ contestants
+sink = open(a.out, "w") if a.out else None
+results = {}  # (case, threads, contestant) -> least seconds
+
+
+def emit(**kw):
+    line = json.dumps({k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in kw.items()})
+    print(line, flush=True)
+    if sink:
+        print(line, file=sink, flush=True)
+
+
+def pinned(threads, cmd):
+    if not a.cores:
+        return cmd
+    first, last = (int(x) for x in a.cores.split("-"))
+    return ["taskset", "-c", f"{first}-{min(last, first + threads - 1)}"] + cmd
+
+
+class Torch:
+    def __init__(self, threads):
+        self.threads, env = threads, dict(os.environ, OMP_NUM_THREADS=str(threads), KMP_BLOCKTIME="0")
+        self.p = subprocess.Popen(pinned(threads, [sys.executable, __file__, "--torch-worker"]), stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+        head = self.p.stdout.readline()
+        self.is_up = bool(head)
+        if head:
+            emit(peer="torch", **json.loads(head))
+
+    def __call__(self, part, dtype, n):
+        if not self.is_up:
+            return None
+        try:
+            self.p.stdin.write(json.dumps(dict(part=part, type=dtype, n=n, threads=self.threads, reps=a.reps)) + "\n")
+            self.p.stdin.flush()
+            r = json.loads(self.p.stdout.readline())
+        except (OSError, ValueError):
+            self.is_up, r = False, dict(error="the torch process ended")
+        if "error" in r:
+            emit(peer="torch", part=part, type=dtype, n=n, threads=self.threads, error=r["error"])
+        return r.get("s")
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
+
+
+def ours(threads, what, math, extra, pick):
+    """{name: seconds} of `h3av bench`; pick maps one result to a name or None."""
+    cmd = [a.h3av, "bench", "--what", what, "--threads", str(threads), "--device", "cpu", "--cpu-math", math,
+           "--repeat", str(a.reps), "--layers", "1"] + (["--model", a.model] if a.model else []) + extra
+    r = subprocess.run(pinned(threads, cmd), capture_output=True, text=True)
+    if r.returncode:
+        emit(peer="h3av", what=what, math=math, threads=threads, error=r.stderr.strip()[-300:])
+        return {}
+    doc = json.loads(r.stdout)
+    for x in doc["results"]:
+        emit(peer="h3av", what=what, math=math, threads=threads, detail=doc["detail"], name=x["name"], rows=x["rows"],
+             seconds=x["seconds"], gflops=x["gflops"],
+             ops={k: [round(v["seconds"], 4), round(v["gflops"], 1)] for k, v in x["operations"].items()
+                  if v["seconds"] > 0.02 * x["seconds"]})
+    return {pick(x): x for x in doc["results"] if pick(x)}
+
+
+def sdcpp(threads, *args):
+    if not a.sdcpp:
+        return None
+    r = subprocess.run(pinned(threads, [a.sdcpp, "--threads", str(threads), "--reps", str(a.reps), *map(str, args)]),
+                       capture_output=True, text=True)
+    lines = [json.loads(x) for x in r.stdout.splitlines() if x.startswith("{")]
+    for x in lines:
+        emit(**x)
+    if not lines:
+        emit(peer="stable-diffusion.cpp", args=list(map(str, args)), error=r.stderr.strip()[-300:])
+    return lines[-1] if lines else None
+
+
+def note(case, threads, who, seconds):
+    if seconds:
+        key = (case, threads, who)
+        results[key] = min(seconds, results.get(key, 1e30))
+
+
+def late():
+    return time.time() - started > a.budget
+
+
+# ------------------------------------------------------------------------------------------------ cases
+def run_rate(t, torch):
+    for x in ours(t, "ops", "auto", ["--rows", str(a.rows[-1])], lambda x: x["name"]).values():
+        note(f"GFLOP/s: {x['name']}, {x['rows']} rows", t, "h3av", x["seconds"])
+    n = a.rows[-1]
+    for dt in a.torch_types:
+        s = torch("product", dt, n)
+        note(f"product {n} x 5376 x 21504", t, f"torch {dt}", s)
+
+
+def run_block(t, torch):
+    for math in a.maths:
+        extra = ["--rows", ",".join(map(str, a.rows))] + (["--form", "q8_0"] if math == "int8" else [])
+        for n, x in ours(t, "dit", math, extra, lambda x: x["rows"]).items():
+            note(f"block, {min(a.rows, key=lambda r: abs(r - n))} rows", t, f"h3av {math}", x["seconds"])
+    for n in a.rows:
+        for ty in a.types:
+            x = sdcpp(t, "--part", "dit", "--layers", 1, "--type", ty, "--seq", n) if not late() else None
+            note(f"block, {n} rows", t, f"sd.cpp {ty}", x and x["min_s"])
+    for dt in a.torch_types:
+        for n in a.rows:
+            note(f"block, {n} rows", t, f"torch {dt}", torch("block", dt, n) if not late() else None)
+
+
+def run_encoder(t, torch):
+    for n, x in ours(t, "encoder", "auto", [], lambda x: x["rows"]).items():
+        note(f"encoder layer, {n} tokens", t, "h3av auto", x["seconds"])
+    for n in a.tokens:
+        for ty in a.types:
+            x = sdcpp(t, "--part", "llm", "--layers", 1, "--type", ty, "--tokens", n)
+            note(f"encoder layer, {n} tokens", t, f"sd.cpp {ty}", x and x["min_s"])
+    for dt in a.torch_types:
+        for n in a.tokens:
+            note(f"encoder layer, {n} tokens", t, f"torch {dt}", torch("encoder", dt, n))
+
+
+def run_vae(t, torch):
+    for x in ours(t, "vae", "auto", [], lambda x: x["name"]).values():
+        note("VAE tile, one layer", t, "h3av auto", x["seconds"])
+    x = sdcpp(t, "--part", "vae", "--layers", 1, "--type", "f16")
+    note("VAE tile, one layer", t, "sd.cpp f16", x and x["min_s"])
+    note("VAE tile, one layer", t, "torch f32", torch("vae", "f32", 1))
+
+
+def run_sound(t, torch):
+    for x in ours(t, "audio", "auto", [], lambda x: x["name"]).values():
+        note("sound, 1 s stereo", t, "h3av auto", x["seconds"])
+    x = sdcpp(t, "--part", "audio", "--seconds", 1) if not late() else None
+    note("sound, 1 s stereo", t, "sd.cpp f16", x and x["min_s"])
+    note("sound, 1 s stereo", t, "torch f32", torch("sound", "f32", 1))
+
+
+def table():
+    cases = list(dict.fromkeys(k[:2] for k in results))
+    for case, t in cases:
+        row = {w: s for (c, n, w), s in results.items() if (c, n) == (case, t)}
+        best = min(row.values())
+        print(f"{case:48} {t:3} threads  " + "  ".join(f"{w} {s:.4g} s" for w, s in row.items()) +
+              ("" if len(row) < 2 else f"  | fastest {min(row, key=row.get)} ({best:.4g} s)"))
+
+
+for t in a.threads:
+    torch = (lambda *q: None) if a.no_torch else Torch(t)
+    for _ in range(a.rounds):
+        for part in a.parts.split(","):
+            if not late():
+                dict(rate=run_rate, block=run_block, encoder=run_encoder, vae=run_vae, sound=run_sound)[part](t, torch)
+    if not a.no_torch:
+        torch.close()
+emit(seconds=time.time() - started, load=os.getloadavg()[0])
+table()
