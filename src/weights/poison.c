@@ -4,7 +4,8 @@
  * that looks like a result, so they are looked for where they are: once, when a matrix is first
  * needed and its bytes are read anyway.
  *
- * Plain encodings only: the scales of quantized ones were looked at when they were opened.
+ * Plain numbers, the e4m3 codes of FP8, and the half-precision scales inside ggml blocks; scales
+ * that are tensors of their own were looked at when they were opened.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -45,6 +46,61 @@ static bool has_large16(const unsigned char *p, size_t n, int16_t limit)
     return any;
 }
 
+static bool has_nan8(const unsigned char *p, size_t n)
+{
+    unsigned char any = 0;
+
+    for (size_t i = 0; i < n; i++)
+        any |= (unsigned char)((p[i] & 0x7f) == 0x7f);
+    return any;
+}
+
+/* Where the halves lie in a block: scale and perhaps minimum. Types without any, or with a scale in
+ * pieces, are not listed; what they decode to is bounded anyway. */
+static const struct {
+    uint8_t type;
+    int8_t at, second; ///< -1: none
+} halves[] = {{2, 0, -1},   {3, 0, 2},     {6, 0, -1},   {7, 0, 2},   {8, 0, -1},
+              {10, 80, 82}, {11, 108, -1}, {12, 0, 2},   {13, 0, 2},  {16, 0, -1},
+              {17, 0, -1},  {18, 0, -1},   {19, 0, -1},  {20, 0, -1}, {21, 0, -1},
+              {22, 0, -1},  {23, 0, -1},   {34, 52, -1}, {35, 64, -1}};
+/* Q6_K's lies at 208, which no int8 holds. */
+enum { Q6_K = 14, Q6_K_AT = 208 };
+
+static bool has_bad_half(const unsigned char *p, size_t n, size_t stride)
+{
+    unsigned any = 0;
+
+    for (size_t i = 0; i < n; i++)
+        any |= (p[i * stride + 1] & 0x7cu) == 0x7c; // the exponent of NaN and infinity
+    return any;
+}
+
+/* Rows of ggml blocks; where these cross rows, every block that holds some of them. */
+static bool has_bad_blocks(const h3_weight_part *p, int64_t row, int64_t n)
+{
+    const h3_ggml_info info = h3_ggml_type(p->ggml_type);
+    const unsigned char *d = p->data;
+    size_t first, count;
+
+    if (info.block <= 1) return false;
+    if (p->row_bytes) {
+        first = (size_t)row * (p->row_bytes / info.bytes);
+        count = (size_t)n * (p->row_bytes / info.bytes);
+    } else {
+        const size_t from = (size_t)((p->row0 + row) * p->cols), to = from + (size_t)(n * p->cols);
+        first = from / info.block;
+        count = (to + info.block - 1) / info.block - first;
+    }
+    d += first * info.bytes;
+    if (p->ggml_type == Q6_K) return has_bad_half(d + Q6_K_AT, count, info.bytes);
+    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
+        if (halves[i].type == p->ggml_type)
+            return has_bad_half(d + halves[i].at, count, info.bytes) ||
+                   (halves[i].second >= 0 && has_bad_half(d + halves[i].second, count, info.bytes));
+    return false;
+}
+
 static bool is_poisoned(const h3_weight_part *p, int64_t row, int64_t n)
 {
     const unsigned char *d = (const unsigned char *)p->data + (size_t)row * p->row_bytes;
@@ -57,6 +113,11 @@ static bool is_poisoned(const h3_weight_part *p, int64_t row, int64_t n)
         return has_large16(d, numbers, LARGE_BF16);
     case H3_ENC_F16:
         return has_large16(d, numbers, LARGE_F16);
+    case H3_ENC_FP8_SCALED:
+    case H3_ENC_MXFP8:
+        return has_nan8(d, numbers);
+    case H3_ENC_GGML:
+        return has_bad_blocks(p, row, n);
     default:
         return false;
     }
@@ -71,11 +132,18 @@ static h3_status name_number(const h3_weight *w, const h3_weight_part *p, int64_
 
     if (!v) return h3_fail(H3_E_NUMERIC, "tensor %s holds NaN or an absurd number", w->name);
     h3_weight_decode_rows(p, row, 1, v);
-    while (c + 1 < p->cols && fabsf(v[c]) <= 1e15f)
+    while (c < p->cols && fabsf(v[c]) <= 1e15f)
         c++;
     const h3_status st =
-        h3_fail(H3_E_NUMERIC, "tensor %s holds %g (row %lld, column %lld): the file is damaged",
-                w->name, (double)v[c], (long long)(first + row), (long long)c);
+        c < p->cols
+            ? h3_fail(H3_E_NUMERIC,
+                      "tensor %s holds %g (row %lld, column %lld): the file is damaged", w->name,
+                      (double)v[c], (long long)(first + row), (long long)c)
+            : h3_fail(
+                  H3_E_NUMERIC,
+                  "tensor %s holds a block whose scale is no number (near row %lld): the file is "
+                  "damaged",
+                  w->name, (long long)(first + row));
     free(v);
     return st;
 }
@@ -90,7 +158,7 @@ h3_status h3_poison_check(const h3_weight *w)
     for (int k = 0; k < w->n_parts; first += w->part[k++].rows) {
         const h3_weight_part *p = &w->part[k];
         const int64_t some = p->cols ? AT_ONCE / p->cols : 1, step = some ? some : 1;
-        if (!p->data || p->encoding > H3_ENC_F16) continue;
+        if (!p->data) continue;
         for (int64_t r = 0; r < p->rows; r += step) {
             const int64_t n = p->rows - r < step ? p->rows - r : step;
             if (!is_poisoned(p, r, n)) continue;

@@ -18,12 +18,15 @@
 
 #include <cmocka.h>
 
+#include "audio_vae.h"
 #include "convert.h"
 #include "decode.h"
 #include "dit.h"
 #include "encoder.h"
 #include "file.h"
 #include "lora.h"
+#include "test_models.h"
+#include "video_vae.h"
 #include "writer.h"
 
 #define SAMPLES H3_SOURCE_DIR "/tests/data/formats/samples/"
@@ -450,6 +453,71 @@ static void test_expanded(void **state)
 
 /* ---- damaged numbers ---- */
 
+/* NaN is the only number of e4m3 that is none. */
+static void check_poisoned_codes(void)
+{
+    static uint8_t code[60 * 64];
+    static const float one = 1;
+    h3_weight w = {.name = "blocks.0.mlp.fc2.weight", .rows = 60, .cols = 64, .n_parts = 1};
+
+    w.part[0] = (h3_weight_part){.data = code,
+                                 .rows = 60,
+                                 .cols = 64,
+                                 .row_bytes = 64,
+                                 .bytes = sizeof code,
+                                 .encoding = H3_ENC_FP8_SCALED,
+                                 .scale = &one,
+                                 .n_scale = 1,
+                                 .full_rows = 60,
+                                 .global = 1};
+    memset(code, 0xfe, sizeof code); // -448
+    must(h3_poison_check(&w));
+    code[59 * 64 + 2] = 0xff;
+    assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
+    assert_non_null(strstr(h3_error(), "row 59, column 2)"));
+}
+
+/* Each 16-bit word of a block that moves its values when it becomes NaN is a scale, and is seen. */
+static void check_poisoned_blocks(void)
+{
+    enum { ROWS = 6, COLS = 512 };
+    static uint8_t blocks[ROWS * COLS * 4];
+    static float v[ROWS * COLS];
+    h3_weight w = {.name = "blocks.1.mlp.fc2.weight", .rows = ROWS, .cols = COLS, .n_parts = 1};
+
+    for (int type = 2; type < 39; type++) {
+        const h3_ggml_info info = h3_ggml_type((uint32_t)type);
+        int n_seen = 0;
+        if (!info.can_decode || info.block <= 1 || type == 29) continue; // IQ1_M: a scale in pieces
+        for (int crosses = 0; crosses < 2; crosses++)
+            for (size_t at = 0; at + 1 < info.bytes; at += 2) {
+                const size_t bad = 4 * COLS / info.block * info.bytes + at;
+                memset(blocks, 0, sizeof blocks);
+                w.part[0] =
+                    (h3_weight_part){.data = blocks,
+                                     .rows = ROWS,
+                                     .cols = COLS,
+                                     .row_bytes = crosses ? 0 : COLS / info.block * info.bytes,
+                                     .bytes = ROWS * COLS / info.block * info.bytes,
+                                     .encoding = H3_ENC_GGML,
+                                     .ggml_type = (uint8_t)type,
+                                     .full_rows = ROWS};
+                must(h3_poison_check(&w));
+                blocks[bad] = 0;
+                blocks[bad + 1] = 0x7e;
+                h3_weight_decode_rows(&w.part[0], 0, ROWS, v);
+                bool is_nan = false;
+                for (int i = 0; i < ROWS * COLS; i++)
+                    is_nan |= isnan(v[i]);
+                assert_int_equal(h3_poison_check(&w), is_nan ? H3_E_NUMERIC : H3_OK);
+                if (!is_nan) continue;
+                n_seen++;
+                assert_non_null(strstr(h3_error(), "row 4, column 0)"));
+            }
+        if (n_seen < 2) fail_msg("%s: no scale found", info.name);
+    }
+}
+
 static void test_poison(void **state)
 {
     static float f32[300 * 40];
@@ -486,6 +554,8 @@ static void test_poison(void **state)
         assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
         assert_non_null(strstr(h3_error(), "row 1, column 37"));
     }
+    check_poisoned_codes();
+    check_poisoned_blocks();
     w.name = "model.language_model.embed_tokens.weight"; // nobody reads all of it
     must(h3_poison_check(&w));
 }
@@ -619,6 +689,297 @@ static void test_encoder_forms(void **state)
     free(config);
 }
 
+/* ---- the autoencoders ---- */
+
+typedef struct vae_case {
+    const char *file; ///< of a sample, or the path of a part of the small model
+    const char *base; ///< its unquantized counterpart
+    const char
+        *config[2]; ///< config.json for decoder and encoder; NULL: the file's own folder says
+    double limit;   ///< of the whole network against `base`
+} vae_case;
+
+static h3_status keep_frames(void *user, int64_t first, h3_tensor f)
+{
+    numbers *out = user;
+    const int64_t n = f.ne[1] * f.ne[2] * f.ne[3];
+
+    (void)first;
+    out->v = realloc(out->v, (size_t)(out->n + 3 * n) * sizeof *out->v);
+    assert_non_null(out->v);
+    for (int c = 0; c < 3; c++)
+        memcpy(out->v + out->n + c * n, (const float *)f.data + c * f.st[0],
+               (size_t)n * sizeof(float));
+    out->n += 3 * n;
+    return H3_OK;
+}
+
+static numbers run_video(const char *path, bool is_encoder)
+{
+    enum { T = 4, H = 2, W = 3, FRAMES = 5, SIDE = 64 };
+    static uint8_t picture[FRAMES * SIDE * SIDE * 3];
+    const unsigned half = is_encoder ? H3_VIDEO_VAE_ENCODER : H3_VIDEO_VAE_DECODER;
+    const h3_video_decode_opts opts = {.is_float = true, .is_one_clip = true};
+    h3_checkpoint *ck = NULL;
+    h3_video_vae *v = NULL;
+    numbers out = {0};
+
+    must(h3_ckpt_open(&ck, path, H3_ROLE_VIDEO_VAE, NULL));
+    must(h3_video_vae_open(&v, dev, ck, half));
+    must(h3_ckpt_finish(ck));
+    must(h3_dev_scratch(dev, 64 << 20));
+    const h3_video_vae_geometry *g = h3_video_vae_sizes(v);
+    if (!is_encoder) {
+        const int64_t ne[4] = {g->latents, T, H, W};
+        float *z = waves(g->latents * T * H * W);
+        must(h3_video_vae_decode(dev, v, h3_host_tensor(z, H3_F32, 4, ne), &opts, keep_frames,
+                                 &out));
+        free(z);
+    } else {
+        const int64_t ne[4] = {FRAMES, SIDE, SIDE, 3};
+        const int64_t n = g->latents * h3_video_vae_latent_frames(v, FRAMES) * (SIDE / g->ratio) *
+                          (SIDE / g->ratio);
+        for (size_t i = 0; i < sizeof picture; i++)
+            picture[i] = (uint8_t)(128 + 80 * sin(0.011 * (double)i) + 40 * sin(1.7 * (double)i));
+        out = (numbers){malloc((size_t)(2 * n) * sizeof(float)), 2 * n};
+        assert_non_null(out.v);
+        must(h3_video_vae_encode(dev, v, h3_host_tensor(picture, H3_U8, 4, ne), NULL, out.v,
+                                 out.v + n));
+    }
+    h3_video_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return out;
+}
+
+static numbers run_audio(const char *path, bool is_encoder)
+{
+    enum { N = 7, N_SAMPLES = 2000 };
+    const unsigned half = is_encoder ? H3_AUDIO_VAE_ENCODER : H3_AUDIO_VAE_DECODER;
+    h3_checkpoint *ck = NULL;
+    h3_audio_vae *v = NULL;
+    numbers out = {0};
+
+    must(h3_ckpt_open(&ck, path, H3_ROLE_AUDIO_VAE, NULL));
+    must(h3_audio_vae_open(&v, dev, ck, half));
+    must(h3_dev_scratch(dev, 64 << 20));
+    const h3_audio_vae_geometry *g = h3_audio_vae_sizes(v);
+    const int64_t ne[3] = {2, is_encoder ? N_SAMPLES : g->latents, N};
+    float *in = waves(2 * (is_encoder ? N_SAMPLES : g->latents * N));
+    out.n = 2 * (is_encoder ? g->latents * h3_audio_vae_latents(v, N_SAMPLES) : g->hop * N);
+    out.v = malloc((size_t)out.n * sizeof(float));
+    assert_non_null(out.v);
+    if (is_encoder)
+        must(h3_audio_vae_encode(dev, v, h3_host_tensor(in, H3_F32, 2, ne), true, out.v));
+    else
+        must(h3_audio_vae_decode(dev, v, h3_host_tensor(in, H3_F32, 3, ne), NULL, out.v));
+    free(in);
+    h3_audio_vae_close(&v);
+    h3_ckpt_close(&ck);
+    return out;
+}
+
+/* `from` (a file) where `config` lies beside it; malloc'd path. */
+static char *beside(const char *from, const char *config, const char *as)
+{
+    char *where = in_folder("vae"), *file = h3_path_join(where, as),
+         *path = h3_path_join(where, "config.json");
+    FILE *f;
+
+    (void)mkdir(where, 0700);
+    (void)unlink(file);
+    assert_int_equal(symlink(from, file), 0);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(config, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    free(where);
+    free(path);
+    return file;
+}
+
+/* A form's own f32 values, and the unquantized weights it was made from. */
+static void check_vae(const vae_case *c, h3_role role, bool is_encoder)
+{
+    numbers (*run)(const char *, bool) = role == H3_ROLE_VIDEO_VAE ? run_video : run_audio;
+    const char *config = c->config[is_encoder];
+    char *file = config ? beside(c->file, config, "a.safetensors") : h3_strdupf("%s", c->file);
+    char *base = config ? beside(c->base, config, "b.safetensors") : h3_strdupf("%s", c->base);
+    char *plain = dump(file, role, NULL, "plain.safetensors");
+    const numbers want = run(plain, is_encoder), unquantized = run(base, is_encoder);
+    const double exact = apart(run(file, is_encoder), &want),
+                 off = apart(run(file, is_encoder), &unquantized);
+    const char *name = strrchr(c->file, '/');
+
+    print_message("%-32s %s decoded %.1e  unquantized %.1e\n", name + 1,
+                  is_encoder ? "encoder" : "decoder", exact, off);
+    if (!(exact <= 2e-6)) fail_msg("%s: %g from its own f32 values", c->file, exact);
+    if (!(off <= c->limit)) fail_msg("%s: %g from the unquantized weights", c->file, off);
+    free(want.v);
+    free(unquantized.v);
+    free(file);
+    free(base);
+    free(plain);
+}
+
+/* A copy of a file with other names; `rename` returns NULL for tensors that are left out. */
+static char *renamed(const char *from, const char *to, char *(*rename)(const char *))
+{
+    char *out = in_folder(to);
+    h3_manifest *m = NULL;
+    h3_writer *w = NULL;
+
+    must(h3_manifest_open(&m, from));
+    must(h3_writer_open(&w, out));
+    for (int has_data = 0; has_data < 2; has_data++) {
+        for (int64_t i = 0; i < h3_manifest_count(m); i++) {
+            const h3_entry *e = h3_manifest_at(m, i);
+            char *name = rename(e->name);
+            if (name && has_data)
+                must(h3_writer_put(w, e->data, e->bytes));
+            else if (name)
+                must(h3_writer_declare(w, name, (h3_dtype)e->dtype, e->rank, e->ne));
+            free(name);
+        }
+        if (!has_data) must(h3_writer_begin(w));
+    }
+    must(h3_writer_commit(&w));
+    h3_manifest_close(&m);
+    return out;
+}
+
+/* Samples hold random numbers where a network has to refuse them: a spread below zero, filters that
+ * are not the network's. */
+static char *without_constants(const char *name)
+{
+    const size_t n = strlen(name);
+
+    if (strncmp(name, "latents_", 8) == 0 || (n > 7 && strcmp(name + n - 7, ".filter") == 0))
+        return NULL;
+    return h3_strdupf("%s", name);
+}
+
+/* Pairs of weight norm under the newer names. */
+static char *modern_name(const char *name)
+{
+    const size_t n = strlen(name);
+
+    for (int k = 0; k < 2 && n > 9; k++)
+        if (strcmp(name + n - 9, k ? ".weight_v" : ".weight_g") == 0)
+            return h3_strdupf("%.*s.parametrizations.weight.original%d", (int)(n - 9), name, k);
+    return h3_strdupf("%s", name);
+}
+
+/* The samples tell no sizes of heads and no strides, and only one holds latent statistics. */
+#define VIDEO_CONFIG(space)                                                                 \
+    "{\"spatial_downsample_factors\": " space ", \"temporal_downsample_factors\": [1, 1], " \
+    "\"decoder_attention_head_dim\": 12, \"decoder_num_attention_heads\": 2, "              \
+    "\"decoder_rope_dim_ratio\": 0.5, \"norm_num_groups\": 2, \"clip_length\": 17, "        \
+    "\"token_drop\": 3, \"latents_mean\": [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "         \
+    "\"latents_std\": [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]}"
+#define AUDIO_CONFIG                                                                              \
+    "{\"decoder_rates\": [5], \"num_attention_heads\": 2, \"latents_mean\": [0, 0.1, 0.2, 0.3], " \
+    "\"latents_std\": [1, 1.1, 1.2, 1.3]}"
+#define TINY H3_SOURCE_DIR "/tests/data/tiny-h3/"
+
+static void test_video_vae_forms(void **state)
+{
+    static const char *const config[2] = {VIDEO_CONFIG("[2, 2]"), VIDEO_CONFIG("[2, 1]")};
+    static const struct {
+        const char *file;
+        double limit;
+    } samples[] = {{"vvae-original", 0}, {"vvae-diffusers", 2e-6}, {"vvae-comfy", 2e-3}};
+
+    (void)state;
+    for (int half = 0; half < 2; half++)
+        for (size_t i = 0; i < 3; i++) {
+            char *sample = h3_strdupf(SAMPLES "%s.safetensors", samples[i].file);
+            char *file = renamed(sample, samples[i].file, without_constants);
+            const vae_case c = {.file = file,
+                                .base = SAMPLES "vvae-original.safetensors",
+                                .config = {config[0], config[1]},
+                                .limit = samples[i].limit};
+            check_vae(&c, H3_ROLE_VIDEO_VAE, half);
+            free(sample);
+            free(file);
+        }
+}
+
+static void test_audio_vae_forms(void **state)
+{
+    static const struct {
+        const char *file;
+        double limit; // a product that somebody else rounded, behind exponentials
+    } samples[] = {{"avae-original", 0}, {"avae-modern", 0}, {"avae-comfy", 2e-5}};
+
+    char *base = renamed(SAMPLES "avae-original.safetensors", "avae", without_constants);
+
+    (void)state; // what the samples hold of an encoder is no whole network: see test_whole_vaes
+    for (size_t i = 0; i < 3; i++) {
+        char *sample = h3_strdupf(SAMPLES "%s.safetensors", samples[i].file);
+        char *file = renamed(sample, samples[i].file, without_constants);
+        const vae_case c = {
+            .file = file, .base = base, .config = {AUDIO_CONFIG, NULL}, .limit = samples[i].limit};
+        check_vae(&c, H3_ROLE_AUDIO_VAE, false);
+        free(sample);
+        free(file);
+    }
+    free(base);
+}
+
+/* Both halves of both autoencoders of the small model, in every form that circulates. */
+static void test_whole_vaes(void **state)
+{
+    static const char video[] = TINY "original/FL2VA/video_vae",
+                      audio[] = TINY "original/FL2VA/audio_vae";
+    const h3_convert_opts half = {.form = H3_CONVERT_F16}, products = {.form = H3_CONVERT_F32},
+                          pairs = {.form = H3_CONVERT_F32, .layout = H3_CONVERT_ORIGINAL};
+    const struct {
+        const char *part;
+        const h3_convert_opts *how;
+        double limit;
+    } forms[] = {{video, &half, 4e-3}, {video, &products, 0}, {video, &pairs, 0},
+                 {audio, &half, 4e-3}, {audio, &products, 0}, {audio, &pairs, 0}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        const h3_role role = forms[i].part == video ? H3_ROLE_VIDEO_VAE : H3_ROLE_AUDIO_VAE;
+        char *path = in_folder("form.safetensors");
+        h3_checkpoint *ck = NULL;
+        must(h3_ckpt_open(&ck, forms[i].part, role, NULL));
+        must(h3_convert(ck, path, forms[i].how));
+        h3_ckpt_close(&ck);
+        const vae_case c = {.file = path, .base = forms[i].part, .limit = forms[i].limit};
+        for (int h = 0; h < 2; h++)
+            check_vae(&c, role, h);
+        if (role == H3_ROLE_AUDIO_VAE && forms[i].how == &pairs) {
+            char *text, *config = h3_path_join(audio, "config.json"), *modern, *named;
+            size_t n;
+            must(h3_file_read(&text, &n, config, 1 << 20));
+            modern = renamed(path, "modern.safetensors", modern_name);
+            named = beside(modern, text, "a.safetensors");
+            (void)named;
+            free(text);
+            free(config);
+            config = h3_strdupf("%s/metadata.json", audio);
+            char *meta = in_folder("vae/metadata.json");
+            (void)unlink(meta);
+            assert_int_equal(symlink(config, meta), 0);
+            const vae_case m = {.file = named, .base = audio, .limit = 0};
+            for (int h = 0; h < 2; h++)
+                check_vae(&m, role, h);
+            unlink(meta);
+            free(meta);
+            free(config);
+            free(modern);
+            free(named);
+        }
+        free(path);
+    }
+    const vae_case split = {.file = test_model(TINY "diffusers/vae"), .base = video, .limit = 0};
+    for (int h = 0; h < 2; h++)
+        check_vae(&split, H3_ROLE_VIDEO_VAE, h);
+}
+
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at)
 {
     (void)st;
@@ -630,9 +991,11 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dit_forms), cmocka_unit_test(test_encoder_forms),
-        cmocka_unit_test(test_adapters),  cmocka_unit_test(test_expanded),
-        cmocka_unit_test(test_unaligned), cmocka_unit_test(test_poison),
+        cmocka_unit_test(test_dit_forms),       cmocka_unit_test(test_encoder_forms),
+        cmocka_unit_test(test_video_vae_forms), cmocka_unit_test(test_audio_vae_forms),
+        cmocka_unit_test(test_whole_vaes),      cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_expanded),        cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_poison),
     };
     int failed;
 
