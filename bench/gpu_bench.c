@@ -4,7 +4,9 @@
  * decoder, sound, the conditioner. One JSON object a line, to standard output.
  *
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load]
- *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R]
+ *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R] [--ranks N]
+ *
+ * --ranks: one process a GPU; the clip's tiles go round them, the rest every rank does alone.
  *
  * All layers of a stack share one set of weights, which is far larger than the cache: the time of
  * fifty layers needs the memory of one.
@@ -16,6 +18,7 @@
 
 #include "attention.h"
 #include "audio_vae.h"
+#include "comm.h"
 #include "cuda.h"
 #include "dit.h"
 #include "encoder_text.h"
@@ -35,7 +38,7 @@ enum { INNER = HEADS * HEAD };
 typedef struct options {
     const char *math, *what;
     int64_t rows[8], tiles[8];
-    int n_rows, n_tiles, layers, repeat;
+    int n_rows, n_tiles, layers, repeat, ranks;
 } options;
 
 static h3_dev *d;
@@ -674,9 +677,21 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--tiles") == 0) o.n_tiles = numbers(o.tiles, argv[i + 1]);
         if (strcmp(argv[i], "--layers") == 0) o.layers = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--repeat") == 0) o.repeat = atoi(argv[i + 1]);
+        if (strcmp(argv[i], "--ranks") == 0) o.ranks = atoi(argv[i + 1]);
     }
     const h3_dev_opts opts = {.math = o.math};
-    MUST(h3_dev_open(&d, "cuda", &opts));
+    h3_comm *comm = NULL;
+    char name[16] = "cuda";
+    if (o.ranks > 1) {
+        MUST(h3_comm_fork(&comm, o.ranks));
+        snprintf(name, sizeof name, "cuda:%d", comm->local_rank);
+        if (comm->rank > 0 && !freopen("/dev/null", "w", stdout)) return 1;
+    }
+    MUST(h3_dev_open(&d, name, &opts));
+    if (comm) MUST(h3_comm_attach(comm, d));
+    if (comm)
+        printf("{\"what\": \"ranks\", \"n\": %d, \"by\": \"%s\", \"detail\": \"%s\"}\n", comm->size,
+               comm->name, comm->detail);
     printf("{\"what\": \"device\", \"detail\": \"%s\"}\n", d->detail);
     fflush(stdout);
     if (has("load")) bench_load();
@@ -689,6 +704,11 @@ int main(int argc, char **argv)
     if (has("vae") || has("clip")) bench_vae(has("clip"));
     if (has("audio")) bench_audio();
     h3_cuda_report(d, stderr);
+    if (comm) {
+        MUST(h3_comm_agree(comm, H3_OK));
+        h3_comm_detach(comm, d);
+    }
     h3_dev_close(&d); // keeps what was learned about products
+    h3_comm_close(&comm);
     return 0;
 }
