@@ -174,10 +174,12 @@ static void mask(float *p, int64_t nk, int64_t k0, int64_t i0)
             p[r * NR + l] = -INFINITY;
 }
 
-/* Rows r and r + 1 of e as pairs of bf16: row r in the low half. */
+/* Rows r and r + 1 of e as pairs of bf16: row r in the low half. Probabilities: a NaN is a quiet
+ * one that rounding up cannot carry over. */
 INLINE vf v_pair(vf even, vf odd)
 {
-    return (vf)(v_bf16_bits(even) >> 16 | (v_bf16_bits(odd) & 0xffff0000u));
+    const vu e = (vu)even, o = (vu)odd;
+    return (vf)((e + 0x7fff + (e >> 16 & 1)) >> 16 | ((o + 0x7fff + (o >> 16 & 1)) & 0xffff0000u));
 }
 
 /* Scores to probabilities against the running maximum; rescales sum and o when it moved. Pairs of

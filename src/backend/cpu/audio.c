@@ -19,9 +19,10 @@ enum {
     PAD = 16     ///< cells kept before index 0 of each buffer (at least 3, whole vectors)
 };
 
-INLINE vf v_snake(vf x, vf a, vf b)
+/* over: 1 / b, as the networks themselves compute it. */
+INLINE vf v_snake(vf x, vf a, vf over)
 {
-    return x + v_sin_squared(a * x) / b;
+    return v_fma(v_sin_squared(a * x), over, x);
 }
 
 static h3_status snake(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor a, h3_tensor b)
@@ -31,7 +32,7 @@ static h3_status snake(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor a, h3_tens
 #pragma omp parallel for schedule(static) num_threads(h3_numel(x) < 16384 ? 1 : d->n_threads)
     for (int64_t c = 0; c < x.ne[0]; c++) {
         const vf ac = v_set(((const float *)a.data)[c]);
-        const vf bc = v_set(((const float *)b.data)[c] + 1e-9f);
+        const vf bc = v_set(1.0f / (((const float *)b.data)[c] + 1e-9f));
         const float *from = (const float *)x.data + c * x.st[0];
         float *to = (float *)y.data + c * y.st[0];
         int64_t i = 0;
@@ -63,8 +64,11 @@ static void chunk(const float *x, float *y, int64_t N, int64_t n0, int64_t n, vf
     /* in[PAD + i] = x[n0 - PAD + 3 ... ]: index t of the buffers stands for sample n0 - 3 + t. */
     const int64_t first = n0 - 3, cells = n + 6; // samples of e and o that outputs read
 
-    for (int64_t t = -3; t < cells + 3; t++)
-        in[PAD + t] = x[clamp_to(first + t, N)];
+    if (first >= 3 && first + cells + 3 <= N)
+        memcpy(in + PAD - 3, x + first - 3, (size_t)(cells + 6) * sizeof *in);
+    else
+        for (int64_t t = -3; t < cells + 3; t++)
+            in[PAD + t] = x[clamp_to(first + t, N)];
     for (int64_t t = cells + 3; t < cells + 3 + VL; t++)
         in[PAD + t] = 0;
     for (int64_t t = 0; t < cells; t += VL) {
@@ -115,7 +119,7 @@ static h3_status snake_aa(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor a, h3_t
         const int64_t c = q / per, n0 = q % per * CHUNK;
         chunk((const float *)x.data + c * x.st[0], (float *)y.data + c * y.st[0], N, n0,
               N - n0 < CHUNK ? N - n0 : CHUNK, v_set(((const float *)a.data)[c]),
-              v_set(((const float *)b.data)[c] + 1e-9f), &f);
+              v_set(1.0f / (((const float *)b.data)[c] + 1e-9f)), &f);
     }
     return H3_OK;
 }

@@ -185,7 +185,7 @@ INLINE vf v_round(uint8_t dtype, vf v)
  */
 INLINE vf v_exp(vf x)
 {
-    const vf t = v_min(v_max(x, v_set(-103.97f)), v_set(88.8f));
+    const vf t = v_min(v_set(88.8f), v_max(v_set(-105.0f), x)); // x second: NaN stays
     const vf magic = v_set(0x1.8p23f);
     const vf n = v_fma(t, v_set(1.44269504088896341f), magic) - magic;
     vf r = v_fma(n, v_set(-0.693359375f), t);
@@ -197,9 +197,13 @@ INLINE vf v_exp(vf x)
     p = v_fma(p, r, v_set(1.6666665459e-1f));
     p = v_fma(p, r, v_set(5.0000001201e-1f));
     p = v_fma(p, r * r, r) + 1.0f;
+#if VL == 16 // one rounding, gradual underflow; the bounds above let NaN through
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     const vi e = __builtin_convertvector(n, vi), half = e >> 1;
     const vf a = (vf)((half + 127) << 23), b = (vf)((e - half + 127) << 23);
     return v_pick(x == x, p * a * b, x);
+#endif
 }
 
 /** x / (1 + e^-x). */
@@ -230,7 +234,6 @@ INLINE vf v_gelu_erf(vf x)
 INLINE vf v_sin_squared(vf x)
 {
     const vf magic = v_set(0x1.8p23f);
-    const vf far = (vf)((vu)x & 0x7fffffffu);
     vf q = v_fma(x, v_set(0.636619772367581f), magic);
     const vi odd = ((vi)q & 1) != 0;
     q -= magic;
@@ -245,10 +248,15 @@ INLINE vf v_sin_squared(vf x)
     c = v_fma(c, z, v_set(4.166664568298827e-2f));
     c = v_fma(c * z, z, 1.0f - 0.5f * z);
     vf v = v_pick(odd, c, s);
-    const vi wild = far > v_set(8192.0f);
-    int any = VL == 4; // without fused products the reduction above is not exact
-    for (int i = 0; i < VL; i++)
-        any |= wild[i];
+#if VL == 16
+    const int any =
+        _mm512_cmp_ps_mask((__m512)(vf)((vu)x & 0x7fffffffu), _mm512_set1_ps(8192.0f), _CMP_GT_OQ);
+#elif VL == 8
+    const int any = _mm256_movemask_ps(
+        _mm256_cmp_ps((__m256)(vf)((vu)x & 0x7fffffffu), _mm256_set1_ps(8192.0f), _CMP_GT_OQ));
+#else
+    const int any = 1; // without fused products the reduction above is not exact
+#endif
     if (__builtin_expect(any != 0, VL == 4))
         for (int i = 0; i < VL; i++)
             v[i] = (float)sin((double)x[i]);
