@@ -6,6 +6,6 @@ if(CMOCKA_FOUND)
               LIBS PkgConfig::JANSSON)
     unit_test(manifests FILES tests/unit/test_manifests.c USES weights tensor base
               LIBS PkgConfig::JANSSON)
-    unit_test(formats FILES tests/unit/test_formats.c USES weights tensor base
+    unit_test(formats FILES tests/unit/test_formats.c ${test_models} USES weights tensor base
               LIBS PkgConfig::JANSSON)
 endif()

@@ -12,6 +12,7 @@
 
 #include "file.h"
 #include "targets.h"
+#include "test_models.h"
 
 #define HOSTILE H3_SOURCE_DIR "/tests/data/formats/hostile"
 
@@ -100,15 +101,16 @@ static int run_file(const fuzz_target *t, const char *path, long mutations)
 
 static int run_target(const fuzz_target *t, long mutations, int *n_files)
 {
-    DIR *d = opendir(HOSTILE);
+    const char *hostile = test_model(HOSTILE);
+    DIR *d = opendir(hostile);
     const struct dirent *e;
     int slow = 0;
 
     while (d && (e = readdir(d))) {
         char *path;
         if (strncmp(e->d_name, t->corpus, strlen(t->corpus)) != 0) continue;
-        path = t->inside ? h3_strdupf(HOSTILE "/%s/%s", e->d_name, t->inside)
-                         : h3_strdupf(HOSTILE "/%s", e->d_name);
+        path = t->inside ? h3_strdupf("%s/%s/%s", hostile, e->d_name, t->inside)
+                         : h3_strdupf("%s/%s", hostile, e->d_name);
         slow += run_file(t, path, mutations);
         ++*n_files;
         free(path);

@@ -8,8 +8,10 @@
  *
  *   audio_vae, video_vae   uniform values of FNV-1a and splitmix64, scaled by what a tensor is for
  *   encoder                normal values of Philox and a ziggurat, likewise
- *   layout                 tensors of the files `from`; `map` names, per tensor, where it comes
- * from and how: copy, swap (the halves), q, k or v (rows per head of `head_dim`)
+ *   layout                 tensors of the files `from`; `map` says of each where it comes from and
+ *                          how: copy, swap (the halves), q, k or v (rows per head of `head_dim`)
+ *   repeat                 no header, no tensors: the texts of `parts`, each so many times, perhaps
+ *                          behind the length of all in eight bytes (files that nest very deep)
  *
  * The rules are those by which the reference's own scripts made these checkpoints.
  */
@@ -435,21 +437,48 @@ static void make_layout(image *m, const char *folder, const json_t *how)
 
 /* ---------------------------------------------------------------- files and folders */
 
-static void make_file(const char *folder, const char *out, const json_t *how)
+/* The bytes of a file of rule "repeat". */
+static image make_repeated(const json_t *how)
+{
+    const size_t start = json_is_true(json_object_get(how, "has_length")) ? 8 : 0;
+    image m = {.size = start};
+    json_t *one;
+    size_t i;
+
+    for (int is_writing = 0; is_writing < 2; is_writing++) {
+        size_t at = start;
+        json_array_foreach(json_object_get(how, "parts"), i, one)
+        {
+            const char *text = json_string_value(json_array_get(one, 0));
+            const size_t k = strlen(text), n = (size_t)json_integer_value(json_array_get(one, 1));
+            for (size_t j = 0; j < n && is_writing; j++)
+                memcpy(m.data + at + j * k, text, k);
+            at += n * k;
+        }
+        if (is_writing) break;
+        m.size = at;
+        m.data = calloc(1, at + 1);
+        if (!m.data) abort();
+        if (start) memcpy(m.data, &(uint64_t){at - start}, 8);
+    }
+    return m;
+}
+
+/* The bytes of a safetensors file whose header is stored. */
+static image make_tensors(const char *folder, const json_t *how)
 {
     static const struct {
         const char *rule;
         void (*make)(const slot *, const json_t *);
     } rules[] = {{"audio_vae", make_audio}, {"video_vae", make_video}, {"encoder", make_encoder}};
-    const char *file = json_string_value(json_object_get(how, "file"));
     const char *rule = json_string_value(json_object_get(how, "rule")), *name;
-    char *head_name = h3_strdupf("%s.head", file), *path = h3_path_join(out, file), hex[65];
+    char *head_name = h3_strdupf("%s.head", json_string_value(json_object_get(how, "file")));
     size_t n;
     char *head = slurp(folder, head_name, &n);
     image m = {.head = json_loadb(head, n, 0, NULL)};
     json_t *one;
-    FILE *f;
 
+    if (!m.head) stop("no header", head_name);
     json_object_foreach(m.head, name, one)
     {
         const size_t end =
@@ -469,6 +498,18 @@ static void make_file(const char *folder, const char *out, const json_t *how)
                 if (strcmp(name, "__metadata__") != 0 && image_slot(&m, name, &t))
                     rules[i].make(&t, how);
             }
+    free(head);
+    free(head_name);
+    return m;
+}
+
+static void make_file(const char *folder, const char *out, const json_t *how)
+{
+    const bool is_text = strcmp(json_string_value(json_object_get(how, "rule")), "repeat") == 0;
+    char *path = h3_path_join(out, json_string_value(json_object_get(how, "file"))), hex[65];
+    image m = is_text ? make_repeated(how) : make_tensors(folder, how);
+    FILE *f;
+
     sha256_hex(hex, m.data, m.size);
     if (strcmp(hex, json_string_value(json_object_get(how, "sha256"))) != 0)
         stop("is not the file of the recipe", path);
@@ -476,8 +517,6 @@ static void make_file(const char *folder, const char *out, const json_t *how)
     f = fopen(path, "wb");
     if (!f || fwrite(m.data, 1, m.size, f) != m.size || fclose(f) != 0) stop("not written", path);
     image_free(&m);
-    free(head);
-    free(head_name);
     free(path);
 }
 

@@ -1,5 +1,5 @@
 /**
- * Model folders of tests/data whose weights are not stored. Random weights are a function of a seed
+ * Folders of tests/data whose largest files are not stored. Random weights are a function of a seed
  * and a name, and a second layout is a function of the first, so a folder may hold a recipe.json
  * and the headers of its files instead of the files. The copy that is made is compared with the
  * sha256 of the file that the reference wrote: it is that file, or the test stops.

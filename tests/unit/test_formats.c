@@ -20,6 +20,7 @@
 #include "file.h"
 #include "geometry.h"
 #include "lora.h"
+#include "test_models.h"
 
 #define DATA H3_SOURCE_DIR "/tests/data/formats/"
 
@@ -57,7 +58,7 @@ static h3_status open_case(const hostile_case *c, const char *path)
 
 static int check_case(const hostile_case *c)
 {
-    char *path = h3_strdupf(DATA "hostile/%s", c->path);
+    char *path = h3_strdupf("%s/%s", test_model(DATA "hostile"), c->path);
     const h3_status st = open_case(c, path);
     const char *why = NULL;
 

@@ -23,6 +23,7 @@
 #include "golden.h"
 #include "golden_read.h"
 #include "prompt.h"
+#include "test_models.h"
 #include "tokenizer.h"
 #include "unicode.h"
 
@@ -388,7 +389,7 @@ static void test_whole_pieces(void **state)
 
 static void check_hostile(const char *file, const char *expect, const char *names)
 {
-    char *path = h3_strdupf("%s%s", HOSTILE, file);
+    char *path = h3_strdupf("%s/%s", test_model(DATA "formats/hostile"), file);
     h3_tok *t = NULL;
     const h3_status st = h3_tok_open(&t, path);
 
