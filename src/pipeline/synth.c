@@ -13,7 +13,7 @@
 #include "half.h"
 #include "writer.h"
 
-enum { BLOCK = 1 << 16, MAX_RANK = 5 };
+enum { BLOCK = 1 << 20, MAX_RANK = 5 };
 
 typedef struct sheet {
     h3_writer *w;
@@ -23,9 +23,13 @@ typedef struct sheet {
     h3_status st;
 } sheet;
 
-static uint64_t next(uint64_t *s) // splitmix64
+enum { BY_ONE = 1 << 14 }; // numbers that are no work for several threads
+static const uint64_t gap = 0x9e3779b97f4a7c15u;
+
+/* Number i of the sequence (splitmix64); one that can be had out of turn, by any thread. */
+static uint64_t at(uint64_t state, int64_t i)
 {
-    uint64_t z = *s += 0x9e3779b97f4a7c15u;
+    uint64_t z = state + ((uint64_t)i + 1) * gap;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
@@ -36,13 +40,18 @@ static void fill(sheet *s, h3_dtype t, int64_t n, float mean, float spread)
 {
     while (n > 0 && s->st == H3_OK) {
         const int64_t m = n < BLOCK ? n : BLOCK;
+        const uint64_t state = s->state;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) if (m > BY_ONE)
+#endif
         for (int64_t i = 0; i < m; i++) {
-            const float u = (float)(next(&s->state) >> 40) * 0x1p-23f - 1.0f, v = mean + u * spread;
+            const float u = (float)(at(state, i) >> 40) * 0x1p-23f - 1.0f, v = mean + u * spread;
             if (t == H3_BF16)
                 s->buf[i] = h3_f32_to_bf16(v);
             else
                 ((float *)(void *)s->buf)[i] = v;
         }
+        s->state += (uint64_t)m * gap;
         s->st = h3_writer_put(s->w, s->buf, (size_t)m * h3_dtype_bytes(t));
         n -= m;
     }
@@ -118,10 +127,10 @@ static void linear_f32(sheet *s, int64_t rows, int64_t cols, const char *name)
 
 static void write_dit(sheet *s, const h3_synth_opts *o)
 {
-    dit_sizes z =
-        o->is_tiny ? (dit_sizes){96, 4, 32, 72, 24, 32, 40, 12, 4, o->layers ? o->layers : 3}
-                   : (dit_sizes){5376, 56,   128,  14336, 5120,
-                                 256,  5376, 2688, 16,    o->layers ? o->layers : 50};
+    dit_sizes z = o->is_tiny
+                      ? (dit_sizes){96, 4, 32, 72, 24, 32, 40, 12, 4, o->layers ? o->layers : 3}
+                      : (dit_sizes){5376, 56,   128,  14336, 5120,
+                                    256,  5376, 2688, 16,    o->layers ? o->layers : 50};
 
     if (o->heads) z.heads = o->heads;
     linear_f32(s, z.c, 96, "video_patch_proj");
