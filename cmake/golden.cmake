@@ -11,6 +11,7 @@ function(golden_program target)
         target_compile_definitions(${target} PRIVATE GOLDEN_${upper}=1)
         target_link_libraries(${target} PRIVATE ${golden_rooms_${kind}})
     endforeach()
+    target_compile_definitions(${target} PRIVATE H3_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
     target_include_directories(${target} PRIVATE tests/golden tests/models)
 endfunction()
 

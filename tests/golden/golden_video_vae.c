@@ -728,9 +728,9 @@ static void posterior_free(posterior *p)
 }
 
 /* Values that were rounded to float16 on both sides: nearly all equal, the others one step apart.
- */
+ * `slack` is what the values may be off before they are rounded, which near zero is many steps. */
 static void check_condition(golden *g, const env *e, const char *name, const float *got,
-                            double share)
+                            double share, double slack)
 {
     const h3_video_vae_geometry *geo = h3_video_vae_sizes(e->v);
     const h3_tensor *want = golden_need(g, name);
@@ -744,7 +744,7 @@ static void check_condition(golden *g, const env *e, const char *name, const flo
         const double step = exp2(floor(log2(fmax(x, 0x1p-14))) - 10) / std;
         const double d = fabs((double)got[i] - w);
         differ += d > 1e-6 * (1 + fabs(w));
-        far += !(d <= 1.01 * step + 1e-6 * (1 + fabs(w)));
+        far += !(d <= 1.01 * step + slack / std + 1e-6 * (1 + fabs(w)));
     }
     golden_check(g, name, far == 0 && (double)differ <= share * (double)n,
                  "%lld of %lld values differ by a float16 step, %lld by more", (long long)differ,
@@ -775,9 +775,9 @@ static void check_posterior(golden *g, const env *e, const char *prefix, posteri
         /* From the file's posterior the rounding to float16 must agree, from ours nearly always. */
         memcpy(x, mean->data, (size_t)p->n * sizeof *x);
         h3_video_vae_condition(e->v, x, logvar->data, drawn, p->cells);
-        check_condition(g, e, NAME("condition"), x, 5e-3);
+        check_condition(g, e, NAME("condition"), x, 5e-3, 0);
         h3_video_vae_condition(e->v, p->mean, p->logvar, drawn, p->cells);
-        check_condition(g, e, NAME("condition"), p->mean, 5e-2);
+        check_condition(g, e, NAME("condition"), p->mean, 5e-2, MOMENTS);
     }
 #undef NAME
     free(drawn);
