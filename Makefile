@@ -72,7 +72,7 @@ check-web: check-release
 install: build
 	cmake --install $(BUILD)
 
-mutations: build
+mutations: deps-check
 	tests/mutations.sh
 
 format:
