@@ -42,6 +42,9 @@ typedef struct cli {
     double ref_fps, mux_fps;
     const char *prompt_file, *form, *tensor, *output, *gpus;
     const char *layout; ///< convert: "own", "original" or "diffusers"
+    const char *mmproj; ///< dump, convert: vision file of an encoder
+    int text_layers, head_dim;
+    bool is_delta;
     int ranks;
     const char *arg[2]; ///< positional: a path, a text
     int n_args;

@@ -279,6 +279,21 @@ static int run_bench(cli *c)
     return ranks_close(c, status);
 }
 
+static h3_file_opts file_opts(const cli *c)
+{
+    return (h3_file_opts){.qkv = c->engine.qkv,
+                          .form = c->form,
+                          .layout = c->layout,
+                          .mmproj = c->mmproj,
+                          .layers = c->text_layers,
+                          .head_dim = c->head_dim,
+                          .loras = c->engine.loras,
+                          .n_loras = c->engine.n_loras,
+                          .lora_alpha = c->engine.lora_alpha,
+                          .is_strict_lora = c->engine.is_strict_lora,
+                          .is_delta = c->is_delta};
+}
+
 static int run_dump(cli *c)
 {
     h3_status st;
@@ -287,7 +302,8 @@ static int run_dump(cli *c)
         fprintf(stderr, "h3av: dump needs --output FILE and --tensor NAME or --all\n");
         return 2;
     }
-    st = h3_dump(c->arg[0], c->dump_all ? NULL : c->tensor, c->engine.qkv, c->output);
+    const h3_file_opts opts = file_opts(c);
+    st = h3_dump(c->arg[0], c->dump_all ? NULL : c->tensor, &opts, c->output);
     return st == H3_OK ? 0 : failed(c, st);
 }
 
@@ -299,7 +315,8 @@ static int run_convert(cli *c)
         fprintf(stderr, "h3av: convert needs --output FILE\n");
         return 2;
     }
-    st = h3_convert_file(c->arg[0], c->form, c->layout, c->engine.qkv, c->output);
+    const h3_file_opts opts = file_opts(c);
+    st = h3_convert_file(c->arg[0], &opts, c->output);
     return st == H3_OK ? 0 : failed(c, st);
 }
 

@@ -249,9 +249,28 @@ H3_API h3_status h3_inspect(const char *path, bool as_json, bool verbose, char *
  *  built-in model's. */
 H3_API h3_status h3_tokenize(const char *path, const char *text, char **json);
 
-/** Writes tensors of a checkpoint as float32 safetensors under canonical names. `name` NULL: all.
- */
-H3_API h3_status h3_dump(const char *path, const char *name, const char *qkv, const char *out_path);
+/** How h3_dump and h3_convert_file read and write. All zero: everything by itself, bf16, ours. */
+typedef struct h3_file_opts {
+    const char *qkv;    ///< row order of fused q/k/v in the file: "auto", "interleaved", "stacked"
+    const char *form;   ///< "bf16" (default), "f16", "f32" (safetensors), "q8_0" (GGUF)
+    const char *layout; ///< "own" (default), "original" (as released), "diffusers"
+    const char *mmproj; ///< the vision file of an encoder in two files; or NULL
+    int layers;         ///< an encoder's layers to keep, without norm and head; 0: all there are
+    int head_dim;       ///< of a video VAE whose config is not there; 0: 64
+    const h3_lora_file *loras; ///< adapters to merge into a transformer
+    int n_loras;
+    float lora_alpha;
+    bool is_strict_lora;
+    bool is_delta; ///< write only what the adapters add
+} h3_file_opts;
+
+/** Writes tensors of a checkpoint as float32 safetensors under canonical names, fused q/k/v as
+ *  [q; k; v]. `name` NULL: all; one alone is as stored, without adapters. `opts` may be NULL. */
+H3_API h3_status h3_dump(const char *path, const char *name, const h3_file_opts *opts,
+                         const char *out_path);
+
+/** Writes a part of a model in another form, one tensor at a time. `opts` may be NULL. */
+H3_API h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char *out_path);
 
 /** What a picture, clip or sound is, from its headers: kind ("image", "video", "audio"), format,
  *  codecs, width, height, fps, duration, frames, has_audio, channels, sample_rate, audio_duration.
@@ -261,12 +280,6 @@ H3_API h3_status h3_probe(const h3_input *in, char **json);
 /** The first frame of a clip as a PNG, no side longer than max_side (0: as it is). Needs no engine;
  *  safe from any thread. */
 H3_API h3_status h3_thumbnail(const char *clip, const char *png, int max_side);
-
-/** Writes a part of a model in another form, one tensor at a time: `form` "bf16", "f16", "f32"
- *  (safetensors) or "q8_0" (GGUF), NULL: bf16; `layout` "own", "original" (as released) or
- *  "diffusers", NULL: own. */
-H3_API h3_status h3_convert_file(const char *path, const char *form, const char *layout,
-                                 const char *qkv, const char *out_path);
 
 /** Frame folder + WAV -> MP4. rq gives out_path, codec, crf and preset. fps 0: 24. */
 H3_API h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps,
@@ -278,7 +291,7 @@ typedef struct h3_bench_opts {
     const int64_t *rows; ///< packed rows to time; NULL: 512 and 2048
     int n_rows;
     int repeat;
-    bool is_tiny; ///< reduced widths, for tests of the program itself
+    bool is_tiny;     ///< reduced widths, for tests of the program itself
     const char *form; ///< "q8_0": networks with such weights; NULL: as released
 } h3_bench_opts;
 

@@ -7,6 +7,7 @@
 #include "frame_files.h"
 #include "inspect.h"
 #include "job.h"
+#include "lora.h"
 #include "st_write.h"
 #include "tools.h"
 
@@ -97,23 +98,6 @@ static h3_status dump_one(h3_checkpoint *ck, const char *name, const char *out_p
     return st;
 }
 
-h3_status h3_dump(const char *path, const char *name, const char *qkv, const char *out_path)
-{
-    const h3_convert_opts opts = {.form = H3_CONVERT_F32};
-    h3_ckpt_opts how = {0};
-    h3_checkpoint *ck = NULL;
-    h3_status st;
-
-    h3_register_builtin();
-    H3_TRY(h3_parse_qkv(&how.qkv, qkv));
-    H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
-    st = name ? dump_one(ck, name, out_path) : h3_convert(ck, out_path, &opts);
-    h3_ckpt_close(&ck);
-    return st;
-}
-
-/* ------------------------------------------------------------------------------------ convert */
-
 /* Index of `word` among n words, 0 when it is NULL, -1 when it is none of them. */
 static int word_index(const char *word, const char *const *words, int n)
 {
@@ -123,27 +107,79 @@ static int word_index(const char *word, const char *const *words, int n)
     return -1;
 }
 
-h3_status h3_convert_file(const char *path, const char *form, const char *layout, const char *qkv,
-                          const char *out_path)
+static h3_status read_opts(h3_ckpt_opts *how, h3_convert_opts *to, const h3_file_opts *o)
 {
     static const char *const forms[] = {"bf16", "f16", "f32", "q8_0"};
     static const h3_convert_form form_of[] = {H3_CONVERT_BF16, H3_CONVERT_F16, H3_CONVERT_F32,
                                               H3_CONVERT_Q8_0};
     static const char *const layouts[] = {"own", "original", "diffusers"};
-    const int f = word_index(form, forms, 4), l = word_index(layout, layouts, 3);
-    h3_convert_opts opts = {0};
-    h3_ckpt_opts how = {0};
+    const int f = word_index(o->form, forms, 4), l = word_index(o->layout, layouts, 3);
+
+    if (f < 0) return h3_fail(H3_E_ARG, "form %s: expected bf16, f16, f32 or q8_0", o->form);
+    if (l < 0)
+        return h3_fail(H3_E_ARG, "layout %s: expected own, original or diffusers", o->layout);
+    *how = (h3_ckpt_opts){.extra = o->mmproj};
+    *to = (h3_convert_opts){.form = form_of[f],
+                            .layout = (h3_convert_layout)l,
+                            .text_layers = o->layers,
+                            .head_dim = o->head_dim,
+                            .is_delta = o->is_delta};
+    return h3_parse_qkv(&how->qkv, o->qkv);
+}
+
+static h3_status merge_adapters(h3_checkpoint *ck, const h3_file_opts *o)
+{
+    if (o->is_delta && !o->n_loras)
+        return h3_fail(H3_E_ARG, "only what adapters add is asked for, but no adapter is given");
+    for (int i = 0; i < o->n_loras; i++) {
+        const h3_lora_opts opts = {.strength = o->loras[i].strength,
+                                   .alpha = o->lora_alpha,
+                                   .is_strict = o->is_strict_lora};
+        h3_lora_report rep = {0};
+        const h3_status st = h3_ckpt_add_lora(ck, o->loras[i].path, &opts, &rep);
+        free(rep.unmatched);
+        if (st != H3_OK) return st;
+    }
+    return H3_OK;
+}
+
+h3_status h3_dump(const char *path, const char *name, const h3_file_opts *opts,
+                  const char *out_path)
+{
+    static const h3_file_opts none;
+    const h3_file_opts *o = opts ? opts : &none;
+    h3_convert_opts to;
+    h3_ckpt_opts how;
     h3_checkpoint *ck = NULL;
     h3_status st;
 
-    if (f < 0) return h3_fail(H3_E_ARG, "form %s: expected bf16, f16, f32 or q8_0", form);
-    if (l < 0) return h3_fail(H3_E_ARG, "layout %s: expected own, original or diffusers", layout);
-    opts.form = form_of[f];
-    opts.layout = (h3_convert_layout)l;
     h3_register_builtin();
-    H3_TRY(h3_parse_qkv(&how.qkv, qkv));
+    H3_TRY(read_opts(&how, &to, o));
+    to.form = H3_CONVERT_F32;
+    to.layout = H3_CONVERT_OWN;
     H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
-    st = h3_convert(ck, out_path, &opts);
+    st = merge_adapters(ck, o);
+    if (st == H3_OK) st = name ? dump_one(ck, name, out_path) : h3_convert(ck, out_path, &to);
+    h3_ckpt_close(&ck);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------ convert */
+
+h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char *out_path)
+{
+    static const h3_file_opts none;
+    const h3_file_opts *o = opts ? opts : &none;
+    h3_convert_opts to;
+    h3_ckpt_opts how;
+    h3_checkpoint *ck = NULL;
+    h3_status st;
+
+    h3_register_builtin();
+    H3_TRY(read_opts(&how, &to, o));
+    H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
+    st = merge_adapters(ck, o);
+    if (st == H3_OK) st = h3_convert(ck, out_path, &to);
     h3_ckpt_close(&ck);
     return st;
 }

@@ -9,6 +9,7 @@
 #include "decode.h"
 #include "gguf_writer.h"
 #include "half.h"
+#include "lora_impl.h"
 #include "writer.h"
 
 enum { TILE_BYTES = 4 << 20 };
@@ -49,6 +50,16 @@ static bool ends(const char *s, const char *suffix)
     return n >= k && strcmp(s + n - k, suffix) == 0;
 }
 
+static bool has_adapter(const h3_checkpoint *ck, const h3_item *it)
+{
+    const size_t index = (size_t)(it - ck->items);
+
+    for (size_t i = 0; i < ck->n_adapters; i++)
+        for (size_t k = 0; k < ck->adapters[i]->n; k++)
+            if (ck->adapters[i]->entry[k].item == index) return true;
+    return false;
+}
+
 /* Whether an item is written at all. */
 static bool is_wanted(const h3_checkpoint *ck, const h3_item *it, const h3_convert_opts *o)
 {
@@ -56,6 +67,7 @@ static bool is_wanted(const h3_checkpoint *ck, const h3_item *it, const h3_conve
     long layer;
 
     if (!it->is_known || it->rank == UINT8_MAX) return false;
+    if (o->is_delta && !has_adapter(ck, it)) return false;
     if (ck->naming.role == H3_ROLE_AUDIO_VAE && ends(n, ".filter"))
         return o->layout != H3_CONVERT_OWN; // computed by everybody; released files hold them
     if (o->layout == H3_CONVERT_DIFFUSERS &&
@@ -170,7 +182,8 @@ typedef struct reader {
     h3_weight_part part[H3_MAX_PARTS];
     int n_parts;
     int64_t rows, cols, head_dim;
-    bool is_mixed; ///< stored head by head
+    bool is_mixed;    ///< stored head by head
+    h3_weight merged; ///< the same with adapters; n_lora 0: there are none
 } reader;
 
 static h3_status reader_open(reader *r, h3_checkpoint *ck, h3_item *it, const target *t,
@@ -187,7 +200,22 @@ static h3_status reader_open(reader *r, h3_checkpoint *ck, h3_item *it, const ta
         r->rows += r->part[i].rows;
     r->cols = r->part[0].cols;
     if (r->is_mixed || t->cut == HEADS) H3_TRY(head_dim(ck, it, o, &r->head_dim));
-    return H3_OK;
+    if (it->rank != 2 || !ck->n_adapters) return H3_OK;
+    r->merged = (h3_weight){.name = it->name,
+                            .rows = r->rows,
+                            .cols = r->cols,
+                            .n_parts = r->n_parts,
+                            .interleaved = r->is_mixed};
+    memcpy(r->merged.part, r->part, sizeof r->part);
+    if (o->is_delta) { // one row of zeros, again and again
+        float *zeros = h3_keep_alloc(&ck->keep, (size_t)r->cols * sizeof *zeros);
+        if (!zeros) return h3_fail(H3_E_NOMEM, "%s: no memory for \"%s\"", ck->path, it->name);
+        memset(zeros, 0, (size_t)r->cols * sizeof *zeros);
+        r->merged.n_parts = 1;
+        r->merged.part[0] = (h3_weight_part){
+            .data = zeros, .rows = r->rows, .cols = r->cols, .encoding = H3_ENC_F32};
+    }
+    return h3_lora_bind(ck, it, &r->merged);
 }
 
 /* Row of [q; k; v] order (or of an ordinary matrix) into out. */
@@ -198,6 +226,10 @@ static void read_row(const reader *r, int64_t row, float *out)
     if (r->is_mixed) { // row (c, h, d) lies at (h, c, d)
         const int64_t inner = r->rows / 3, D = r->head_dim;
         row = (row % inner / D * 3 + row / inner) * D + row % D;
+    }
+    if (r->merged.n_lora) {
+        h3_weight_rows(&r->merged, row, 1, out);
+        return;
     }
     while (row >= r->part[at].rows)
         row -= r->part[at++].rows;

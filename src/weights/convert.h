@@ -31,10 +31,11 @@ typedef struct h3_convert_opts {
     h3_convert_layout layout; ///< Q8_0: OWN only
     int64_t text_layers; ///< text encoder: keep this many layers and no norm or head; 0: everything
     int64_t head_dim;    ///< video VAE: attention head size when no config tells; 0: 64
+    bool is_delta;       ///< only what adapters add to the matrices that they touch
 } h3_convert_opts;
 
-/** Writes `path` (atomic). `opts` may be NULL. A value that f16 cannot hold is an error that names
- * its tensor. */
+/** Writes `path` (atomic), with the adapters of `ck` merged into the matrices. `opts` may be NULL.
+ * A value that f16 cannot hold is an error that names its tensor. */
 H3_NODISCARD h3_status h3_convert(h3_checkpoint *ck, const char *path, const h3_convert_opts *opts);
 
 #endif

@@ -222,6 +222,79 @@ def vocabularies(h):
     check("an encoder's GGUF without a vocabulary", got == 5 and "te.gguf" in err and "--tokenizer" in err, err)
 
 
+def fnv1a64(raw):
+    x = 0xCBF29CE484222325
+    for b in raw:
+        x = (x ^ b) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{x:016x}"
+
+
+def compare(path, expected):
+    """What of a dump is not as expected.json says: names, shapes, bits where the decoding is exact, else sums and ends."""
+    got = read_safetensors(path)
+    with open(expected) as f:
+        want = json.load(f)["tensors"]
+    for name in sorted(set(got) ^ set(want)):
+        yield f"{name} is {'surplus' if name in got else 'missing'}"
+    for name, e in want.items():
+        if name not in got:
+            continue
+        dtype, shape, raw = got[name]
+        v = struct.unpack(f"<{len(raw) // 4}f", raw)
+        if dtype != "F32" or shape != e["shape"]:
+            yield f"{name} is {dtype} {shape}"
+        elif "fnv1a64" in e and fnv1a64(raw) != e["fnv1a64"]:
+            yield f"{name}: bits"
+        else:
+            tol, top = e.get("rtol_of_max", 1e-7), max(map(abs, v), default=0) or 1e-30
+            if abs(math.fsum(map(abs, v)) - e["sumabs"]) > tol * top * len(v):
+                yield f"{name}: sum"
+            for a, b in zip(v[:4] + v[-4:], e["first"] + e["last"]) if len(v) >= 4 else zip(v, e["first"]):
+                if abs(a - b) > tol * top:
+                    yield f"{name}: {a} for {b}"
+
+
+SAMPLE_OPTIONS = {"te-original": ["--layers", "3"], "te-llama": ["--layers", "1", "--mmproj", "te-llama-mmproj.gguf"],
+                  "vvae-original": ["--head-dim", "12"], "vvae-comfy": ["--head-dim", "12"]}
+
+
+def samples(h, source):
+    """dump --all of every sample equals the expected values; of an adapter, what it adds."""
+    folder, n = os.path.join(source, "tests", "data", "formats", "samples"), 0
+    for f in sorted(f for f in os.listdir(folder) if f.endswith(".expected.json")):
+        form = f[:-len(".expected.json")]
+        path = next(p for p in (os.path.join(folder, form + s) for s in (".safetensors", ".gguf", "/transformer", "")) if os.path.exists(p))
+        args = [os.path.join(folder, a) if a.endswith(".gguf") else a for a in SAMPLE_OPTIONS.get(form, [])]
+        if form.startswith("lora"):
+            args, path = ["--lora", path, "--delta", "--strict"], os.path.join(folder, "dit-comfy.safetensors")
+        status, _, err = h("dump", path, "--all", "-o", "dump.safetensors", *args)
+        wrong = list(compare(os.path.join(h.work, "dump.safetensors"), os.path.join(folder, f))) if status == 0 else [err]
+        check(f"dump of {form}", not wrong, wrong[:3])
+        n += 1
+    check("samples", n >= 30, n)
+
+
+def merged(h, lora, dit):
+    """An adapter merged while converting gives what it gives at run time, and what it adds is what it changes."""
+    args = ["--lora", f"{lora}:0.8"]
+    check("runs with an adapter", h.generate("with.mp4", *args)[0] == 0)
+    check("merges", h("convert", dit, *args, "--to", "f32", "-o", "merged.safetensors")[0] == 0)
+    status, _, err = h.generate("merged.mp4", "--dit", "merged.safetensors")
+    check("the same video", status == 0 and h.bytes_of("merged.mp4") == h.bytes_of("with.mp4"), err)
+    for name, more in (("plain", []), ("sum", args), ("delta", args + ["--delta"])):
+        status, _, err = h("dump", dit, "--all", "-o", f"{name}.safetensors", *more)
+        check(f"dump {name}", status == 0, err)
+    t = {n: read_safetensors(os.path.join(h.work, f"{n}.safetensors")) for n in ("plain", "sum", "delta")}
+    check("touched matrices alone", sorted(t["delta"]) == [f"blocks.{i}.attn.out_proj.weight" for i in range(3)], list(t["delta"]))
+    for name in t["plain"]:
+        a, b = (struct.unpack(f"<{len(t[k][name][2]) // 4}f", t[k][name][2]) for k in ("plain", "sum"))
+        d = struct.unpack(f"<{len(a)}f", t["delta"][name][2]) if name in t["delta"] else [0.0] * len(a)
+        if not all(abs(x + z - y) <= 1e-6 * (1 + abs(y)) for x, y, z in zip(a, b, d)):
+            check(f"{name} is base and addition", False)
+    status, _, err = h("dump", dit, "--all", "--delta", "-o", "none.safetensors")
+    check("an addition of nothing", status == 2 and "adapter" in err, err)
+
+
 def poisoned(h):
     """NaN and 1e38 in the middle of a matrix of each part: status 10, stage and place named."""
     cases = [("transformer", "--dit", "blocks.1.mlp.fc2.weight", ["step 0", "blocks.1.mlp.fc2.weight"]),
@@ -261,6 +334,8 @@ def main(h3av, source):
         dit = os.path.join(model, "FL2VA", "transformer")
         lora = adapters(h, dit)
         quantized(h, lora)
+        merged(h, lora, dit)
+        samples(h, source)
         strangers(h, dit)
         vocabularies(h)
         poisoned(h)
