@@ -4,10 +4,10 @@
 set -u
 [ -x "$1" ] || { echo "$1: no such program"; exit 1; }
 command -v ffmpeg >/dev/null || { echo "skipped: no ffmpeg to make test media"; exit 77; }
-h3av=$(realpath "$1")
+h3av=$(realpath "$1") tiny=$(realpath "$2")/tests/data/tiny-h3/original
 work=$(mktemp -d "${TMPDIR:-/tmp}/h3av-media.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+cd "$work" && ln -s "$tiny" tiny || exit 1
 passed=0 failed=0
 ok() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); printf 'FAIL %s\n' "$1"; sed 's/^/     /' err | head -4; }
@@ -15,7 +15,7 @@ check() { if [ "$2" = "$3" ]; then ok; else bad "$1: got '$2', expected '$3'"; f
 ff() { ffmpeg -v error -nostdin -y "$@" || { echo "ffmpeg failed: $*"; exit 1; }; }
 
 # knobs that keep the tiny model quick: canvases and references of 64 pixels
-small="-m $(realpath "$2")/tests/data/tiny-h3/original -f 22 --steps 3 -q --lift-limits --canvas-short-edge 64 --canvas-max-pixels 8192 --reference-short-edge 64"
+small="-m tiny -f 22 --steps 3 -q --lift-limits --canvas-short-edge 64 --canvas-max-pixels 8192 --reference-short-edge 64"
 
 runs() { local name=$1; shift; rm -f out.mp4; if "$h3av" generate $small -o out.mp4 "$@" >out 2>err && [ -s out.mp4 ]; then ok; else bad "$name: exit status $?"; fi; }
 refuses() {
