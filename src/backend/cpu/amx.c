@@ -3,8 +3,11 @@
  * the tile instructions read, so only the inner loop differs. Two by two accumulators of 16 x 16
  * sums are fed by two tiles of A and two of B; one step is 16 groups deep.
  *
- * TDPBF16PS multiplies exactly and adds in f32 as VDPBF16PS does. Rows of A past n are read and
- * their sums stored: the caller's blocks are whole tiles (see h3_product.mr).
+ * TDPBF16PS multiplies exactly and adds in f32. A number of f32 is the sum of three bf16 numbers
+ * (8 bits of mantissa each), so a product of f32 operands is a sum of such products: of the nine,
+ * the three below 2^-24 of it are left out. An operand that is bf16 already has one piece.
+ *
+ * Rows of A past n are read and their sums stored: the caller's blocks are whole tiles.
  *
  * H3_AMX_EMULATE replaces the instructions by C, so that any machine can test the rest.
  */
@@ -104,99 +107,130 @@ AMX void ISA(h3_cpu_amx_end)(void)
 }
 
 /* Bytes from row to row. */
-#define A_STEP ((size_t)LDA * 4)
 #define B_STEP ((size_t)NR * 4)
 
-/* Two tiles of A (0 1 | 2 3 are the sums, 4 5 A, 6 7 B); tile numbers are immediates. */
-#define AMX_TILES(kind)                                                                            \
-    AMX static void kind##_2x2(int64_t kc, const float *a, const float *b, float *c, bool add)     \
-    {                                                                                              \
-        if (add) {                                                                                 \
-            TILE_LOAD(0, c, B_STEP);                                                               \
-            TILE_LOAD(1, c + T, B_STEP);                                                           \
-            TILE_LOAD(2, c + T * NR, B_STEP);                                                      \
-            TILE_LOAD(3, c + T * NR + T, B_STEP);                                                  \
-        } else {                                                                                   \
-            TILE_ZERO(0);                                                                          \
-            TILE_ZERO(1);                                                                          \
-            TILE_ZERO(2);                                                                          \
-            TILE_ZERO(3);                                                                          \
-        }                                                                                          \
-        for (int64_t k = 0; k < kc; k += T) {                                                      \
-            TILE_LOAD(6, b + k * NR, B_STEP);                                                      \
-            TILE_LOAD(4, a + k, A_STEP);                                                           \
-            TILE_LOAD(7, b + k * NR + T, B_STEP);                                                  \
-            TILE_LOAD(5, a + T * LDA + k, A_STEP);                                                 \
-            DOT_##kind(0, 4, 6);                                                                   \
-            DOT_##kind(1, 4, 7);                                                                   \
-            DOT_##kind(2, 5, 6);                                                                   \
-            DOT_##kind(3, 5, 7);                                                                   \
-        }                                                                                          \
-        TILE_STORE(0, c, B_STEP);                                                                  \
-        TILE_STORE(1, c + T, B_STEP);                                                              \
-        TILE_STORE(2, c + T * NR, B_STEP);                                                         \
-        TILE_STORE(3, c + T * NR + T, B_STEP);                                                     \
-    }                                                                                              \
-    AMX static void kind##_2x1(int64_t kc, const float *a, const float *b, float *c, bool add)     \
-    {                                                                                              \
-        if (add) {                                                                                 \
-            TILE_LOAD(0, c, B_STEP);                                                               \
-            TILE_LOAD(2, c + T * NR, B_STEP);                                                      \
-        } else {                                                                                   \
-            TILE_ZERO(0);                                                                          \
-            TILE_ZERO(2);                                                                          \
-        }                                                                                          \
-        for (int64_t k = 0; k < kc; k += T) {                                                      \
-            TILE_LOAD(6, b + k * NR, B_STEP);                                                      \
-            TILE_LOAD(4, a + k, A_STEP);                                                           \
-            TILE_LOAD(5, a + T * LDA + k, A_STEP);                                                 \
-            DOT_##kind(0, 4, 6);                                                                   \
-            DOT_##kind(2, 5, 6);                                                                   \
-        }                                                                                          \
-        TILE_STORE(0, c, B_STEP);                                                                  \
-        TILE_STORE(2, c + T * NR, B_STEP);                                                         \
-    }                                                                                              \
-    AMX static void kind##_1x2(int64_t kc, const float *a, const float *b, float *c, bool add)     \
-    {                                                                                              \
-        if (add) {                                                                                 \
-            TILE_LOAD(0, c, B_STEP);                                                               \
-            TILE_LOAD(1, c + T, B_STEP);                                                           \
-        } else {                                                                                   \
-            TILE_ZERO(0);                                                                          \
-            TILE_ZERO(1);                                                                          \
-        }                                                                                          \
-        for (int64_t k = 0; k < kc; k += T) {                                                      \
-            TILE_LOAD(6, b + k * NR, B_STEP);                                                      \
-            TILE_LOAD(4, a + k, A_STEP);                                                           \
-            TILE_LOAD(7, b + k * NR + T, B_STEP);                                                  \
-            DOT_##kind(0, 4, 6);                                                                   \
-            DOT_##kind(1, 4, 7);                                                                   \
-        }                                                                                          \
-        TILE_STORE(0, c, B_STEP);                                                                  \
-        TILE_STORE(1, c + T, B_STEP);                                                              \
-    }                                                                                              \
-    AMX static void kind##_1x1(int64_t kc, const float *a, const float *b, float *c, bool add)     \
-    {                                                                                              \
-        if (add)                                                                                   \
-            TILE_LOAD(0, c, B_STEP);                                                               \
-        else                                                                                       \
-            TILE_ZERO(0);                                                                          \
-        for (int64_t k = 0; k < kc; k += T) {                                                      \
-            TILE_LOAD(6, b + k * NR, B_STEP);                                                      \
-            TILE_LOAD(4, a + k, A_STEP);                                                           \
-            DOT_##kind(0, 4, 6);                                                                   \
-        }                                                                                          \
-        TILE_STORE(0, c, B_STEP);                                                                  \
-    }                                                                                              \
-    void ISA(h3_cpu_amx_##kind)(int n, int64_t kc, const float *a, const float *b, float *c,       \
-                                bool add, bool half)                                               \
-    {                                                                                              \
-        static void (*const table[2][2])(int64_t, const float *, const float *, float *, bool) = { \
-            {kind##_1x2, kind##_1x1}, {kind##_2x2, kind##_2x1}};                                   \
-        assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);                                            \
-        table[n > T][half](kc, a, b, c, add);                                                      \
-    }
+/* One piece of A (na tiles, at most 2) times one of B (nb tiles): tiles 0 1 | 2 3 are the sums, 4 5
+ * A, 6 7 B; tile numbers are immediates. */
+#define LOAD_A(a)                                                 \
+    do {                                                          \
+        TILE_LOAD(4, a, a_step);                                  \
+        if (na > 1) TILE_LOAD(5, (a) + T * (a_step / 4), a_step); \
+    } while (0)
+#define LOAD_B(b)                                  \
+    do {                                           \
+        TILE_LOAD(6, b, B_STEP);                   \
+        if (nb > 1) TILE_LOAD(7, (b) + T, B_STEP); \
+    } while (0)
+#define DOTS(kind)                                 \
+    do {                                           \
+        DOT_##kind(0, 4, 6);                       \
+        if (nb > 1) DOT_##kind(1, 4, 7);           \
+        if (na > 1) DOT_##kind(2, 5, 6);           \
+        if (na > 1 && nb > 1) DOT_##kind(3, 5, 7); \
+    } while (0)
+#define EACH_SUM(WHAT)                                 \
+    do {                                               \
+        WHAT(0, c);                                    \
+        if (nb > 1) WHAT(1, c + T);                    \
+        if (na > 1) WHAT(2, c + T * NR);               \
+        if (na > 1 && nb > 1) WHAT(3, c + T * NR + T); \
+    } while (0)
+#define SUM_ZERO(t, p)  TILE_ZERO(t)
+#define SUM_LOAD(t, p)  TILE_LOAD(t, p, B_STEP)
+#define SUM_STORE(t, p) TILE_STORE(t, p, B_STEP)
 
-AMX_TILES(bf16)
-AMX_TILES(int8)
+/* Lines of A two steps on: they come from level 2, and the tile loads leave no time to wait. */
+INLINE void fetch(const float *a, size_t a_step, const int rows)
+{
+#pragma GCC unroll 32
+    for (int r = 0; r < rows; r++)
+        __builtin_prefetch(a + (size_t)r * (a_step / 4) + 2 * T);
+}
+
+INLINE AMX void bf16_tiles(const int na, const int nb, const h3_amx_split *s, int64_t kc,
+                           const float *a, const float *b, float *c, bool add)
+{
+    const size_t a_step = (size_t)s->lda * 4;
+    const int64_t ap = s->a_piece, bp = s->b_piece;
+
+    if (add)
+        EACH_SUM(SUM_LOAD);
+    else
+        EACH_SUM(SUM_ZERO);
+    for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
+        LOAD_B(b);
+        LOAD_A(a);
+        fetch(a, a_step, na * T);
+        DOTS(bf16);
+        if (s->n_b > 1) {
+            LOAD_B(b + 2 * bp);
+            DOTS(bf16);
+            LOAD_B(b + bp);
+            DOTS(bf16);
+        }
+        if (s->n_a > 1) {
+            LOAD_A(a + ap);
+            if (s->n_b > 1) { // b + bp is still loaded
+                DOTS(bf16);
+                LOAD_B(b);
+            }
+            DOTS(bf16);
+            LOAD_A(a + 2 * ap);
+            DOTS(bf16);
+        }
+    }
+    EACH_SUM(SUM_STORE);
+}
+
+INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *a, const float *b,
+                           float *c, bool add)
+{
+    const size_t a_step = (size_t)LDA * 4;
+
+    if (add)
+        EACH_SUM(SUM_LOAD);
+    else
+        EACH_SUM(SUM_ZERO);
+    for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
+        LOAD_B(b);
+        LOAD_A(a);
+        fetch(a, a_step, na * T);
+        DOTS(int8);
+    }
+    EACH_SUM(SUM_STORE);
+}
+
+#define SIZE(na, nb)                                                                       \
+    AMX static void bf16_##na##x##nb(const h3_amx_split *s, int64_t kc, const float *a,    \
+                                     const float *b, float *c, bool add)                   \
+    {                                                                                      \
+        bf16_tiles(na, nb, s, kc, a, b, c, add);                                           \
+    }                                                                                      \
+    AMX static void int8_##na##x##nb(int64_t kc, const float *a, const float *b, float *c, \
+                                     bool add)                                             \
+    {                                                                                      \
+        int8_tiles(na, nb, kc, a, b, c, add);                                              \
+    }
+SIZE(1, 1)
+SIZE(1, 2)
+SIZE(2, 1)
+SIZE(2, 2)
+
+void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
+                          float *c, bool add, bool half)
+{
+    static void (*const table[2][2])(const h3_amx_split *, int64_t, const float *, const float *,
+                                     float *, bool) = {{bf16_1x2, bf16_1x1}, {bf16_2x2, bf16_2x1}};
+    assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);
+    table[n > T][half](s, kc, a, b, c, add);
+}
+
+void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                          bool half)
+{
+    static void (*const table[2][2])(int64_t, const float *, const float *, float *,
+                                     bool) = {{int8_1x2, int8_1x1}, {int8_2x2, int8_2x1}};
+    assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);
+    table[n > T][half](kc, a, b, c, add);
+}
 #endif

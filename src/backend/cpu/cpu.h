@@ -36,7 +36,8 @@ struct h3_backend {
     h3_cpu_math math;
     bool has_vnni, has_amx;
     h3_cpu_pairs pairs;
-    bool has_dot; ///< VDPBF16PS may be used: it exists and is faster than f32, or was asked for
+    int amx_terms; ///< bf16 products on AMX that take no longer than one of f32
+    bool has_dot;  ///< VDPBF16PS may be used: it exists and is faster than f32, or was asked for
 };
 
 /** At least `bytes` of workspace, 64-byte aligned, contents undefined. One user at a time. */

@@ -11,6 +11,7 @@ typedef struct h3_gemm {
     /* Low precision only. */
     bool has_int_sums;      ///< C holds int32, to be scaled by the weight's row scales
     float *row_scale;       ///< [S] scale of each quantised row of x, or NULL
+    h3_amx_split split;     ///< of the product
     uint8_t zero;           ///< what stands for 0 in quantised x: 128, or 0 where bytes are signed
     unsigned char *scratch; ///< per-thread row buffers of `scratch_bytes`
     size_t scratch_bytes;

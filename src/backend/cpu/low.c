@@ -300,11 +300,18 @@ double ISA(h3_cpu_time_bf16)(void)
     return time_tile(ISA(h3_cpu_bf16_rows), MR) / 2; // two products per group
 }
 
+static void amx_one(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
+                    bool half)
+{
+    const h3_amx_split split = {.n_a = 1, .n_b = 1, .lda = LDA};
+    ISA(h3_cpu_amx_bf16)(&split, n, kc, a, b, c, add, half);
+}
+
 double ISA(h3_cpu_time_amx)(void)
 {
     double t;
     ISA(h3_cpu_amx_begin)();
-    t = time_tile(ISA(h3_cpu_amx_bf16), AMX_ROWS) / 2;
+    t = time_tile(amx_one, AMX_ROWS) / 2;
     ISA(h3_cpu_amx_end)();
     return t;
 }
@@ -320,12 +327,21 @@ static const uint8_t *row_of(const h3_weight *w, int64_t n)
     return (const uint8_t *)w->part[i].data + (size_t)n * w->part[i].row_bytes;
 }
 
+/* A run of a weight's row; the run after it is the next pass's. Past a file's end a prefetch does
+ * nothing. */
+static void copy_run(float *to, const uint8_t *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(from + bytes + i, 0, 2);
+}
+
 static void fill_bf16(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                       void *rows UNUSED)
 {
     const h3_gemm *g = ctx;
     for (int64_t i = 0; i < n; i++)
-        memcpy(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
+        copy_run(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
 }
 
 /* Pairs of NR rows of bf16 x: VL x VL blocks of 32-bit groups, transposed in registers. */
@@ -350,11 +366,104 @@ static void pack_bf16(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_
     }
 }
 
-static bool is_all_bf16(const h3_gemm *g)
+static bool is_bf16(const h3_weight *w)
 {
-    if (g->x.dtype != H3_BF16 || g->w->cols % 2 || g->w->n_lora) return false;
-    for (int i = 0; i < g->w->n_parts; i++)
-        if (g->w->part[i].encoding != H3_ENC_BF16 || g->w->part[i].in_scale) return false;
+    if (w->n_lora) return false;
+    for (int i = 0; i < w->n_parts; i++)
+        if (w->part[i].encoding != H3_ENC_BF16 || w->part[i].in_scale) return false;
+    return true;
+}
+
+/* ---------------------------------------------------------------- f32 as pieces of bf16 (AMX) */
+
+/* 2 VL numbers as n pieces (1: rounded; 3: exactly, see amx.c) of VL pairs: piece[p][j] holds
+ * numbers 2 j and 2 j + 1. */
+INLINE void split_pairs(vf a, vf b, int n, vf *piece)
+{
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    vf lo = (vf)_mm512_permutex2var_ps((__m512)a, even, (__m512)b);
+    vf hi = (vf)_mm512_permutex2var_ps((__m512)a, odd, (__m512)b);
+
+    for (int p = 0; p < n; p++) {
+        const vf l = v_round_bf16(lo), h = v_round_bf16(hi);
+        piece[p] = (vf)((vu)l >> 16 | (vu)h);
+        lo -= l;
+        hi -= h;
+    }
+}
+
+/* Rows of any weight, decoded a few at a time, in g->split.n_a pieces. */
+static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                       void *rows)
+{
+    enum { AT_A_TIME = 8 };
+    const h3_gemm *g = ctx;
+    float wide[AT_A_TIME * LDA];
+
+    for (int64_t i = 0; i < n; i += AT_A_TIME) {
+        const int64_t take = n - i < AT_A_TIME ? n - i : AT_A_TIME;
+        ISA(h3_cpu_fill_weight)
+        (g->w, n0 + i, take, 2 * k0, 2 * kc, wide, rows ? (float *)rows + i * g->w->cols : NULL);
+        for (int64_t r = 0; r < take; r++)
+            for (int64_t k = 0; k < kc; k += VL) {
+                vf piece[3];
+                const float *from = wide + r * LDA + 2 * k;
+                split_pairs(v_load(from), v_load(from + VL), g->split.n_a, piece);
+                for (int p = 0; p < g->split.n_a; p++)
+                    v_store(dst + p * g->split.a_piece + (i + r) * g->split.lda + k, piece[p]);
+            }
+    }
+}
+
+/* NR rows of x in g->split.n_b pieces. */
+static void pack_split(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
+{
+    const h3_gemm *g = ctx;
+    const h3_tensor x = g->x;
+
+    for (int64_t j0 = 0; j0 < m; j0 += VL) {
+        int64_t at[VL];
+        for (int64_t j = 0; j < VL; j++)
+            at[j] = h3_row_offset(&x, m0 + (j0 + j < m ? j0 + j : m - 1)) + 2 * k0;
+        for (int64_t k = 0; k < kc; k += VL) {
+            vf piece[VL][3], r[VL];
+            for (int j = 0; j < VL; j++)
+                split_pairs(v_get(x.data, x.dtype, at[j] + 2 * k),
+                            v_get(x.data, x.dtype, at[j] + 2 * k + VL), g->split.n_b, piece[j]);
+            for (int p = 0; p < g->split.n_b; p++) {
+                for (int j = 0; j < VL; j++)
+                    r[j] = piece[j][p];
+                v_transpose(r);
+                for (int j = 0; j < VL; j++)
+                    v_store(dst + p * g->split.b_piece + (k + j) * NR + j0, r[j]);
+            }
+        }
+    }
+}
+
+/* A product of bf16 pieces on AMX, where it fits the tiles and is the faster way. is_coarse: both
+ * operands rounded to one piece. */
+static bool use_amx(const h3_backend *b, h3_gemm *g, h3_product *p, bool is_coarse)
+{
+    const bool is_plain = is_bf16(g->w);
+    const int n_a = is_plain || is_coarse ? 1 : 3, n_b = g->x.dtype == H3_BF16 || is_coarse ? 1 : 3;
+
+    if (b->pairs != H3_PAIRS_AMX || g->w->cols % (2 * AMX_STEP)) return false;
+    if ((n_a * n_b < 6 ? n_a * n_b : 6) > b->amx_terms) return false;
+    p->is_amx = true;
+    p->k = g->w->cols / 2;
+    p->kc = n_a > 1 ? KC_SPLIT : is_plain ? KC : KC / 2; // fill_split widens at most KC columns
+    p->split = (h3_amx_split){.n_a = n_a,
+                              .n_b = n_b,
+                              .lda = n_a > 1 ? LDA_SPLIT : LDA,
+                              .a_piece = (int64_t)NB * LDA_SPLIT,
+                              .b_piece = p->k * NR};
+    g->split = p->split;
+    p->fill = is_plain ? fill_bf16 : fill_split;
+    p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;
+    if (is_plain) p->row_scratch = 0;
     return true;
 }
 
@@ -469,7 +578,7 @@ static void fill_int8_amx(const void *ctx, int64_t n0, int64_t n, int64_t k0, in
 {
     const h3_gemm *g = ctx;
     for (int64_t i = 0; i < n; i++)
-        memcpy(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
+        copy_run(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
 }
 
 static void fill_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
@@ -537,13 +646,13 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
 
     if (b->math == H3_CPU_INT8 && b->has_vnni) {
         const bool is_q8 = is_all(g->w, H3_ENC_GGML);
+        if (is_q8 && use_amx(b, g, p, true)) return H3_OK; // closer than 8-bit rows, and faster
         if (is_q8 || is_all(g->w, H3_ENC_INT8)) return use_int8(d, g, p, is_q8);
     }
-    if (b->pairs != H3_PAIRS_NONE && is_all_bf16(g)) {
+    if (use_amx(b, g, p, false)) return H3_OK;
+    if (b->has_dot && g->x.dtype == H3_BF16 && g->w->cols % 2 == 0 && is_bf16(g->w)) {
         p->k = g->w->cols / 2;
-        p->is_amx = b->pairs == H3_PAIRS_AMX && p->k % AMX_STEP == 0;
-        if (!p->is_amx && !b->has_dot) return H3_OK;
-        p->tile = p->is_amx ? ISA(h3_cpu_amx_bf16) : ISA(h3_cpu_bf16_rows);
+        p->tile = ISA(h3_cpu_bf16_rows);
         p->fill = fill_bf16;
         p->pack = pack_bf16;
         p->row_scratch = 0;

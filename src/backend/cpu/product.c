@@ -160,15 +160,18 @@ static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t
     static const h3_dtype dtype[] = {H3_F32, H3_BF16, H3_F16};
     const uint8_t *row = (const uint8_t *)p->data + (size_t)r * p->row_bytes;
 
+    /* The same row's next columns: a pass reads short runs of many rows, which no hardware sees
+     * coming. */
+    const size_t run = (size_t)kc * p->row_bytes / (size_t)p->cols;
+    const uint8_t *next = row + (size_t)(k0 + kc) * p->row_bytes / (size_t)p->cols;
+    for (size_t i = 0; i < run && k0 + kc < p->cols; i += 64)
+        __builtin_prefetch(next + i, 0, 2);
     if (p->encoding <= H3_ENC_F16)
         h3_decode_dtype(dtype[p->encoding], row + (size_t)k0 * plain_bytes(p), kc, dst);
     else
         h3_decode_ggml(p->ggml_type, row, (p->row_bytes ? 0 : (p->row0 + r) * p->cols) + k0, kc,
                        dst);
 }
-
-/* Rows that one call of fill may ask for: whole groups. */
-enum { NB = (16 * 14 + MR - 1) / MR * MR };
 
 size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w)
 {
@@ -213,6 +216,17 @@ static int64_t least(int64_t a, int64_t b)
 
 enum { MAX_PANELS = 1024 / NR }; ///< C of a block: at most 1024 lanes x NB rows, 0.9 MB
 
+/* Floats of a panel of B and of a tile of A, all pieces. */
+static int64_t panel_floats(const h3_product *p)
+{
+    return p->k * NR * (p->split.n_b > 1 ? p->split.n_b : 1);
+}
+
+static int64_t tile_floats(const h3_product *p)
+{
+    return p->split.n_a > 1 ? (int64_t)p->split.n_a * NB * LDA_SPLIT : (int64_t)NB * LDA;
+}
+
 static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 {
     cut c = {.panels = panels};
@@ -225,12 +239,34 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads && c.per_block > 4)
         c.per_block = (c.per_block + 1) / 2;
     c.blocks_m = h3_ceil_div(c.panels, c.per_block);
-    c.b_bytes = p->share ? (size_t)c.panels * (size_t)p->k * NR * sizeof(float) : 0;
-    c.thread_bytes = (size_t)NB * LDA * sizeof(float) +
+    c.b_bytes = p->share ? (size_t)c.panels * (size_t)panel_floats(p) * sizeof(float) : 0;
+    c.thread_bytes = (size_t)tile_floats(p) * sizeof(float) +
                      (size_t)c.per_block * NB * NR * sizeof(float) +
                      (size_t)KC * NR * sizeof(float);
     c.thread_bytes = h3_align_up(c.thread_bytes, 64) + h3_align_up(p->row_scratch, 64);
     return c;
+}
+
+/* The same on AMX, where groups are whole tiles: a balanced one would store over its neighbour. */
+static void amx_groups(const h3_product *p, int64_t n, int64_t kc, const float *a, const float *b,
+                       float *c, bool add, bool half)
+{
+#if VL == 16
+    const int64_t step = p->split.n_b > 1 ? KC_SPLIT / 2 : kc;
+
+    for (int64_t k = 0; k < kc; k += step)
+        for (int64_t i = 0; i < n; i += AMX_ROWS) {
+            const int rows = (int)least(AMX_ROWS, n - i);
+            if (p->tile)
+                p->tile(rows, kc, a + i * LDA, b, c + i * NR, add, half);
+            else
+                ISA(h3_cpu_amx_bf16)
+            (&p->split, rows, least(step, kc - k), a + i * p->split.lda + k, b + k * NR, c + i * NR,
+             add || k > 0, half);
+        }
+#else
+    (void)p, (void)n, (void)kc, (void)a, (void)b, (void)c, (void)add, (void)half;
+#endif
 }
 
 /* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
@@ -241,11 +277,6 @@ static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, c
     const int64_t n_groups = h3_ceil_div(n, MR);
     const h3_tile_fn rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
 
-    if (p->is_amx) { // whole tiles: a balanced group would store over its neighbour
-        for (int64_t i = 0; i < n; i += AMX_ROWS)
-            rows((int)least(AMX_ROWS, n - i), kc, a + i * LDA, b, c + i * NR, add, half);
-        return;
-    }
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
         const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
         if (at)
@@ -262,7 +293,8 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
     const int64_t n0 = block / c->blocks_m * c->per_n, n = least(c->per_n, p->n - n0);
     const int64_t p0 = block % c->blocks_m * c->per_block, p1 = least(p0 + c->per_block, c->panels);
     const int64_t step = p->kc ? p->kc : KC;
-    float *a = (float *)mine, *sums = a + NB * LDA, *own_b = sums + c->per_block * NB * NR;
+    float *a = (float *)mine, *sums = a + tile_floats(p);
+    float *own_b = sums + c->per_block * NB * NR;
     void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
 
 #if VL == 16
@@ -273,7 +305,7 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
         p->fill(p->ctx, n0, n, k0, kc, a, rows);
         for (int64_t q = p0; q < p1; q++) {
             const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
-            const float *b = shared_b + (q * p->k + k0) * NR;
+            const float *b = shared_b + q * panel_floats(p) + k0 * NR;
             const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
             float *sum = sums + (q - p0) * NB * NR;
             if (in_place) {
@@ -282,7 +314,10 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
                 p->pack(p->ctx, m0, m, k0, kc, own_b);
                 b = own_b;
             }
-            groups(p, n, kc, a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL);
+            if (p->is_amx)
+                amx_groups(p, n, kc, a, b, sum, k0 > 0, m <= VL);
+            else
+                groups(p, n, kc, a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL);
             if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
         }
     }
@@ -296,7 +331,8 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
 static int64_t slab_of(const h3_product *p)
 {
     if (!p->share) return p->m;
-    int64_t lanes = (int64_t)(64u << 20) / (int64_t)sizeof(float) / p->k / NR * NR;
+    int64_t lanes =
+        (int64_t)(64u << 20) / (int64_t)sizeof(float) / (panel_floats(p) / NR) / NR * NR;
     if (lanes < 4 * NR) lanes = 4 * NR;
     return least(p->m, least(lanes, (int64_t)MAX_PANELS * NR));
 }
@@ -326,7 +362,7 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
 #pragma omp for schedule(static)
                 for (int64_t q = 0; q < c.panels; q++)
                     p->pack(p->ctx, base + q * NR, least(NR, end - base - q * NR), 0, p->k,
-                            b + q * p->k * NR);
+                            b + q * panel_floats(p));
             }
 #pragma omp for schedule(dynamic, 1)
             for (int64_t block = 0; block < c.blocks_n * c.blocks_m; block++)

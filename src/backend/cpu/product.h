@@ -22,8 +22,13 @@
 #endif
 
 enum {
-    KC = 256,     ///< columns of A per pass: a multiple of every block size of quantized weights
-    LDA = KC + 16 ///< row stride of a widened tile; the odd 64 bytes keep rows off one cache set
+    KC = 256,      ///< columns of A per pass: a multiple of every block size of quantized weights
+    LDA = KC + 16, ///< row stride of a widened tile; the odd 64 bytes keep rows off one cache set
+    /* Of operands in three pieces on AMX: pairs per pass, the same columns; half of them at a time
+     * keep a panel's pieces in level 1. */
+    KC_SPLIT = KC / 2,
+    LDA_SPLIT = KC_SPLIT + 16,
+    NB = (16 * 14 + MR - 1) / MR * MR ///< rows of A that one call of fill may ask for: whole groups
 };
 
 /** c [n][NR] (= or +=) sum_k a[i * LDA + k] * b[k][NR]; n <= MR. `half`: only the first VL lanes.
@@ -49,14 +54,21 @@ void ISA(h3_cpu_bf16_rows)(int n, int64_t kc, const float *a, const float *b, fl
 void ISA(h3_cpu_bf16_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
                            bool add, bool half);
 
-/** The same on AMX (amx.c), bf16 pairs and signed bytes: n up to AMX_ROWS, kc a multiple of
- * AMX_STEP; rows up to the next multiple of AMX_STEP are read and stored. Between begin and end
- * only. */
+/** How operands of an AMX product lie: each is one bf16 number or the sum of three (see amx.c). */
+typedef struct h3_amx_split {
+    int n_a, n_b;             ///< pieces, 1 or 3
+    int64_t lda;              ///< groups from row to row of A
+    int64_t a_piece, b_piece; ///< groups from piece to piece
+} h3_amx_split;
+
+/** The same on AMX, bf16 pairs and signed bytes (those always at LDA): n up to AMX_ROWS, kc a
+ *  multiple of AMX_STEP; rows up to the next multiple of AMX_STEP are read and stored. Between
+ *  begin and end only. */
 enum { AMX_ROWS = 32, AMX_STEP = 16 };
 void ISA(h3_cpu_amx_begin)(void);
 void ISA(h3_cpu_amx_end)(void);
-void ISA(h3_cpu_amx_bf16)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                          bool half);
+void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
+                          float *c, bool add, bool half);
 void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                           bool half);
 
@@ -72,9 +84,10 @@ void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, flo
 typedef struct h3_product {
     int64_t n, m, k;
     bool share;
-    h3_tile_fn tile; ///< NULL: f32
-    int64_t kc;      ///< columns per pass, 0: KC
-    bool is_amx;     ///< tile is one of amx.c: rows in groups of AMX_ROWS
+    h3_tile_fn tile;    ///< NULL: f32
+    int64_t kc;         ///< columns per pass, 0: KC
+    bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS
+    h3_amx_split split; ///< AMX, when tile is NULL: bf16, A and B in pieces
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
