@@ -256,6 +256,58 @@ static void test_attention_e4m3(void **unused)
     h3_dev_close(&d);
 }
 
+static h3_tensor on_device(h3_dev *d, h3_tensor host)
+{
+    h3_tensor t;
+    assert_int_equal(h3_dev_alloc(d, &t, (h3_dtype)host.dtype, host.rank, host.ne), H3_OK);
+    assert_int_equal(h3_dev_upload(d, t, host.data), H3_OK);
+    return t;
+}
+
+/* As a block has it: q and k normed and rotated in place, which under fp8 leaves their e4m3 forms
+ * for the attention behind it. */
+static void test_heads_e4m3(void **unused)
+{
+    enum { S = 1600, H = 2, D = 128, R = 48 };
+    const int32_t cu[] = {0, S};
+    const h3_dev_opts opts = {.math = "fp8"};
+    const float scale = 1 / sqrtf((float)D);
+    h3_dev *const at[2] = {ref, NULL};
+    h3_tensor out[2];
+    h3_dev *d = NULL;
+    (void)unused;
+    if (h3_dev_open(&d, "cuda", &opts) != H3_OK) fail_msg("%s", h3_error());
+    h3_tensor all = make(H3_BF16, 0, EXTENTS(S, 3 * H * D)), co = make(H3_BF16, 0, EXTENTS(S, R)),
+              si = make(H3_BF16, 0, EXTENTS(S, R)), g = make(H3_F32, 0, EXTENTS(D));
+    fill(all, 3, 0);
+    fill(co, 0.5f, 0.3f);
+    fill(si, 0.5f, 0);
+    fill(g, 0.5f, 1);
+    for (int i = 0; i < 2; i++) {
+        h3_dev *const b = at[i] ? at[i] : d;
+        h3_tensor x = all, c = co, s = si, gain = g;
+        out[i] = make(H3_BF16, 0, EXTENTS(S, H, D));
+        h3_tensor o = out[i];
+        if (b == d)
+            x = on_device(d, all), c = on_device(d, co), s = on_device(d, si),
+            gain = on_device(d, g), o = on_device(d, out[i]);
+        else
+            x = clone(all);
+        const h3_tensor q = head_view(x, 0, H, D), k = head_view(x, H, H, D),
+                        v = head_view(x, 2 * H, H, D);
+        for (int again = 0; again < 2; again++) { // the second time norms what is normed
+            assert_int_equal(b->ops->head_norm_rope(b, q, gain, 1e-5f, false, c, s), H3_OK);
+            assert_int_equal(b->ops->head_norm_rope(b, k, gain, 1e-5f, false, c, s), H3_OK);
+        }
+        assert_int_equal(b->ops->attention(b, o, q, k, v, scale, cu, 1, false), H3_OK);
+        if (b == d) assert_int_equal(h3_dev_download(d, out[i].data, o), H3_OK);
+    }
+    const double far = relative(out[0], out[1]);
+    if (!(far <= 0.08)) fail_msg("%s: off by %g", d->detail, far);
+    drop_all();
+    h3_dev_close(&d);
+}
+
 /* A name as argument (with * for any run) picks tests. */
 int main(int argc, char **argv)
 {
@@ -282,6 +334,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_attention_16),
         cmocka_unit_test(test_e4m3),
         cmocka_unit_test(test_attention_e4m3),
+        cmocka_unit_test(test_heads_e4m3),
     };
     h3_dev *d = NULL;
 

@@ -332,65 +332,57 @@ extern "C" cudaError_t h3_k_attention_mma(cudaStream_t s, const h3_attn *a)
 
 /* ---------------------------------------------------------------- e4m3 for cuDNN */
 
-struct head_args {
-    const void *x;
-    void *y;
-    int64_t n, H, D, st_s, st_h, y_s, y_h;
-    unsigned *amax;
-    int dtype;
-};
-
-/* Non-negative floats compare like their bits. */
-static __global__ void amax_kernel(const __grid_constant__ head_args a)
+/* A block walks over rows [S, H, D] of one of up to three tensors (blockIdx.y). Non-negative floats
+ * compare like their bits. */
+static __global__ void amax_kernel(const __grid_constant__ h3_heads8 a)
 {
     __shared__ float part[32];
-    const int64_t total = a.n * a.H * (a.D / 8), step = (int64_t)gridDim.x * blockDim.x;
+    const h3_heads8_one &t = a.of[blockIdx.y];
+    const int per = (int)a.D / 8, n = (int)t.H * per;
     float top = 0, u[8];
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < total; i += step) {
-        const int64_t c = i % (a.D / 8) * 8, h = i / (a.D / 8) % a.H, s = i / (a.D / 8) / a.H;
-        load<8>(a.x, a.dtype, s * a.st_s + h * a.st_h + c, u);
+    for (int64_t s = blockIdx.x; s < a.S; s += gridDim.x)
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const int h = i / per, c = (i - h * per) * 8;
+            load<8>(t.x, K_BF16, s * t.st_s + h * t.st_h + c, u);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                top = fmaxf(top, fabsf(u[k]));
+        }
+    top = block_max(top, part);
+    if (threadIdx.x == 0) atomicMax(t.amax, __float_as_uint(top));
+}
+
+extern "C" cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a)
+{
+    const dim3 grid((unsigned)(a->S < 2048 ? a->S : 2048), (unsigned)a->n);
+    if (a->S == 0 || a->n == 0) return cudaSuccess;
+    return H3_RUN(amax_kernel, grid, 256, 0, s, *a);
+}
+
+/* y = x * 448 / amax; row 0 also writes what undoes it. */
+static __global__ void heads_e4m3_kernel(const __grid_constant__ h3_heads8 a)
+{
+    const h3_heads8_one &t = a.of[blockIdx.y];
+    const float top = __uint_as_float(*t.amax), scale = top > 0 ? 448.0f / top : 1.0f;
+    const int per = (int)a.D / 8, n = (int)t.H * per;
+    const int64_t s = blockIdx.x;
+    float u[8];
+    if (s == 0 && threadIdx.x == 0) *t.descale = 1.0f / scale;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const int h = i / per, c = (i - h * per) * 8;
+        load<8>(t.x, K_BF16, s * t.st_s + h * t.st_h + c, u);
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            top = fmaxf(top, fabsf(u[k]));
+            u[k] *= scale;
+        store_e4m3<8>(t.y, (s * t.H + h) * a.D + c, u);
     }
-    top = block_max(top, part);
-    if (threadIdx.x == 0) atomicMax(a.amax, __float_as_uint(top));
 }
 
-extern "C" cudaError_t h3_k_amax(cudaStream_t s, const void *x, uint8_t dtype, const int64_t ne[3],
-                                 const int64_t st[2], unsigned *amax)
+extern "C" cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a)
 {
-    const head_args a = {x, NULL, ne[0], ne[1], ne[2], st[0], st[1], 0, 0, amax, dtype};
-    const int64_t blocks = div_up(ne[0] * ne[1] * (ne[2] / 8), 256 * 8);
-    if (blocks == 0) return cudaSuccess;
-    return H3_RUN(amax_kernel, (unsigned)(blocks < 4096 ? blocks : 4096), 256, 0, s, a);
-}
-
-/* y = x * 448 / amax; block 0 also writes what undoes it. */
-static __global__ void heads_e4m3_kernel(const __grid_constant__ head_args a, float *descale)
-{
-    const float top = __uint_as_float(*a.amax), scale = top > 0 ? 448.0f / top : 1.0f;
-    const int64_t total = a.n * a.H * (a.D / 8);
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    float u[8];
-    if (i == 0) *descale = 1.0f / scale;
-    if (i >= total) return;
-    const int64_t c = i % (a.D / 8) * 8, h = i / (a.D / 8) % a.H, s = i / (a.D / 8) / a.H;
-    load<8>(a.x, a.dtype, s * a.st_s + h * a.st_h + c, u);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        u[k] *= scale;
-    store_e4m3<8>(a.y, s * a.y_s + h * a.y_h + c, u);
-}
-
-extern "C" cudaError_t h3_k_heads_e4m3(cudaStream_t s, void *y, int64_t y_s, int64_t y_h,
-                                       const void *x, uint8_t dtype, const int64_t ne[3],
-                                       const int64_t st[2], unsigned *amax, float *descale)
-{
-    const head_args a = {x, y, ne[0], ne[1], ne[2], st[0], st[1], y_s, y_h, amax, dtype};
-    const int64_t n = ne[0] * ne[1] * (ne[2] / 8);
-    if (n == 0) return cudaSuccess;
-    return H3_RUN(heads_e4m3_kernel, (unsigned)div_up(n, 256), 256, 0, s, a, descale);
+    const dim3 grid((unsigned)a->S, (unsigned)a->n);
+    if (a->S == 0 || a->n == 0) return cudaSuccess;
+    return H3_RUN(heads_e4m3_kernel, grid, 256, 0, s, *a);
 }
 
 static __global__ void reciprocal_kernel(float *y, const float *x, const float *one)

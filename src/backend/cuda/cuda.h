@@ -92,6 +92,11 @@ struct h3_backend {
         uint64_t op;
         int64_t rows, cols;
     } quantised;
+    struct { ///< q and k whose e4m3 forms the norm before attention left in attn8
+        const void *data;
+        uint64_t op;
+        int64_t S, H, D, st_s, st_h;
+    } heads8[2];
     int capability; ///< 90 for sm_90
     bool has_f64;   ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
                     ///< siblings
@@ -179,6 +184,9 @@ void h3_lt_close(h3_dev *d);
 
 /* ---- sdpa.c ---- */
 h3_status h3_sdpa_open(h3_dev *d);
+/** Where q or k (x, about to be normed and rotated) may leave its e4m3 form for the attention that
+ *  follows; NULL when that will not want it. */
+h3_status h3_cuda_offer_heads8(h3_dev *d, h3_tensor x, void **q8, float **descale);
 void h3_sdpa_close(h3_dev *d);
 
 /* ---- gemm.c: rows of x [S, K] in e4m3 in quant[0], their scales in quant[1] ---- */

@@ -79,9 +79,13 @@ cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, const float 
 cudaError_t h3_k_group_norm(cudaStream_t s, float *y, const int64_t y_st[3], const float *x,
                             const int64_t x_st[3], const int64_t ne[4], const float *g,
                             const float *b, int groups, float eps, bool silu);
+/** q8, descale: also dense e4m3 copies by a factor that the norm promises to be enough, and what
+ *  undoes it; only where h3_k_head_fits_e4m3. NULL: none. */
 cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype, const int64_t ne[3],
                                 const int64_t st[2], const float *g, float eps, bool round_first,
-                                h3_rows cos, h3_rows sin);
+                                h3_rows cos, h3_rows sin, void *q8, float *descale);
+bool h3_k_head_fits_e4m3(const void *x, uint8_t dtype, const int64_t ne[3], const int64_t st[2],
+                         const float *g, float eps, h3_rows cos, h3_rows sin);
 cudaError_t h3_k_gate_add(cudaStream_t s, h3_rows x, h3_rows h, h3_mod mod);
 cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g);
 cudaError_t h3_k_add(cudaStream_t s, h3_rows y, h3_rows a, h3_rows b);
@@ -182,13 +186,23 @@ cudaError_t h3_k_attention_f32(cudaStream_t s, const h3_attn *a);
 /** bf16 or f16 on tensor cores (sm_80 and later), head sizes up to 256 in multiples of 8, 16-byte
  *  aligned rows. */
 cudaError_t h3_k_attention_mma(cudaStream_t s, const h3_attn *a);
-/** *amax = max(*amax, |x|) over heads [S, H, D] of bf16 or f16, as float bits. */
-cudaError_t h3_k_amax(cudaStream_t s, const void *x, uint8_t dtype, const int64_t ne[3],
-                      const int64_t st[2], unsigned *amax);
-/** y = x * 448 / amax in e4m3 (strides y_s, y_h), *descale = amax / 448. D a multiple of 8. */
-cudaError_t h3_k_heads_e4m3(cudaStream_t s, void *y, int64_t y_s, int64_t y_h, const void *x,
-                            uint8_t dtype, const int64_t ne[3], const int64_t st[2], unsigned *amax,
-                            float *descale);
+/** Up to three tensors of bf16 heads [S, H, D] that become dense e4m3; D a multiple of 8. */
+typedef struct h3_heads8_one {
+    const void *x;
+    void *y;
+    unsigned *amax; ///< float bits
+    float *descale;
+    int64_t st_s, st_h, H;
+} h3_heads8_one;
+typedef struct h3_heads8 {
+    h3_heads8_one of[3];
+    int64_t S, D;
+    int32_t n;
+} h3_heads8;
+/** *amax = max(*amax, |x|) for each. */
+cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a);
+/** y = x * 448 / amax, *descale = amax / 448 for each. */
+cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a);
 /** *y = *one / *x */
 cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one);
 /** y [rows, cols] = x * *scale for e4m3 x; scales[row] = *scale. cols a multiple of 8. */

@@ -116,8 +116,13 @@ static h3_status cuda_head_norm_rope(h3_dev *d, h3_tensor x, h3_tensor g, float 
         c.st[0] = cos.st[0];
         s.st[0] = sin.st[0];
     }
+    void *q8 = NULL;
+    float *descale = NULL;
+    if (d->backend->math == H3_CUDA_FP8 &&
+        h3_k_head_fits_e4m3(x.data, x.dtype, x.ne, x.st, floats(g), eps, c, s))
+        H3_TRY(h3_cuda_offer_heads8(d, x, &q8, &descale));
     H3_LAUNCH(d, h3_k_head_norm_rope(d->backend->stream, x.data, x.dtype, x.ne, x.st, floats(g),
-                                     eps, round_first, c, s));
+                                     eps, round_first, c, s, q8, descale));
     return H3_OK;
 }
 

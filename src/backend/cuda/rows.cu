@@ -332,8 +332,31 @@ struct scale_add_op {
     }
 };
 
+struct scale_add_8_op {
+    h3_rows x, h;
+    const float *g;
+    __device__ void at(unsigned r, unsigned c) const
+    {
+        const int64_t at = row_at(x, r) + c;
+        bf16x8 u = load_8(x.p, at);
+        const bf16x8 w = load_8(h.p, row_at(h, r) + c);
+        float f[8];
+        load_vector<8>(g, c, 1.0f, f);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float2 v = __bfloat1622float2(w.v[k]);
+            u.v[k] = __hadd2_rn(u.v[k], __floats2bfloat162_rn(v.x * f[2 * k], v.y * f[2 * k + 1]));
+        }
+        store_8(x.p, at, u);
+    }
+};
+
 extern "C" cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g)
 {
+    if (fits_8(x) && fits_8(h) && (uintptr_t)g % 16 == 0) {
+        const scale_add_8_op op = {x, h, g};
+        return run_each_8(s, x, op);
+    }
     const scale_add_op op = {x, h, g};
     return run_each(s, x.rows, x.cols, is_wide(x) && is_wide(h) && (uintptr_t)g % 16 == 0, op);
 }
@@ -664,10 +687,55 @@ static bool is_wide_vector(const float *p)
     return (uintptr_t)p % 16 == 0;
 }
 
+/* bf16 rows of at most 256 N numbers: a warp a row, nothing to wait for. */
+template <int N> static __global__ void norm_warp_8_kernel(const __grid_constant__ norm_args a)
+{
+    const int lane = threadIdx.x % 32, C = (int)a.x.cols;
+    const int64_t r = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (r >= a.x.rows) return;
+    const int64_t xo = row_at(a.x, r), yo = row_at(a.y, r);
+    bf16x8 u[N];
+    float ss = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int c = (i * 32 + lane) * 8;
+        if (c < C) u[i] = load_8(a.x.p, xo + c);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if ((i * 32 + lane) * 8 < C) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float2 f = __bfloat1622float2(u[i].v[k]);
+                ss += f.x * f.x + f.y * f.y;
+            }
+        }
+    const float inv = 1.0f / sqrtf(warp_sum(ss) / (float)C + a.eps);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int c = (i * 32 + lane) * 8;
+        if (c < C) {
+            float g[8];
+            load_vector<8>(a.g, c, 1.0f, g);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float2 f = __bfloat1622float2(u[i].v[k]);
+                float v = f.x * inv, w = f.y * inv;
+                if (a.round_first) v = rounded(K_BF16, v), w = rounded(K_BF16, w);
+                u[i].v[k] = __floats2bfloat162_rn(v * g[2 * k], w * g[2 * k + 1]);
+            }
+            store_8(a.y.p, yo + c, u[i]);
+        }
+    }
+}
+
 extern "C" cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
                                      float eps, bool round_first)
 {
     const norm_args a = {y, x, g, NULL, {}, eps, round_first, NULL, NULL};
+    if (fits_8(x) && fits_8(y) && x.cols <= 2048 && x.rows > 0 && is_wide_vector(g))
+        return H3_RUN((norm_warp_8_kernel<8>), (unsigned)div_up(x.rows, 8), 256, 0, s, a);
     if (is_wide(x) && is_wide(y) && is_wide_vector(g)) return run_norm<RMS, 8>(s, a);
     return run_norm<RMS, 1>(s, a);
 }
@@ -930,6 +998,8 @@ struct rope_args {
     float eps;
     int dtype, table;
     bool round_first;
+    void *q8;
+    float *descale;
 };
 
 /* L lanes a head; its normed values meet in shared memory for the rotation. */
@@ -987,8 +1057,10 @@ template <int V, int L> static __global__ void head_kernel(rope_args a)
 
 /* Heads of at most 8 L channels with the rotation in whole vectors of 8: a lane keeps its vector in
  * registers and gets its partner's by an exchange. */
-template <int L> static __global__ void head_vector_kernel(const __grid_constant__ rope_args a)
+template <int L, int X, int T>
+static __global__ void head_vector_kernel(const __grid_constant__ rope_args a)
 {
+    const int dtype = X < 0 ? a.dtype : X, table = T < 0 ? a.table : T; // known ones save branches
     const unsigned i = blockIdx.x * (blockDim.x / L) + threadIdx.x / L, lane = threadIdx.x % L;
     const bool is_there = i < a.n;
     const unsigned H = (unsigned)a.H, s = is_there ? i / H : 0, h = is_there ? i - s * H : 0;
@@ -997,7 +1069,7 @@ template <int L> static __global__ void head_vector_kernel(const __grid_constant
     const bool has_channels = c < (int)a.D, is_low = c < R, is_turned = c < 2 * R;
     float u[8] = {}, ss = 0;
 
-    if (has_channels) load<8>(a.x, a.dtype, at, u);
+    if (has_channels) load<8>(a.x, dtype, at, u);
     if (a.eps > 0) {
         float g[8];
         load_vector<8>(has_channels ? a.g : NULL, c, 1.0f, g);
@@ -1011,7 +1083,7 @@ template <int L> static __global__ void head_vector_kernel(const __grid_constant
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const float v = u[k] * inv;
-            u[k] = kept(a.dtype, (a.round_first ? rounded(a.dtype, v) : v) * g[k]);
+            u[k] = kept(dtype, (a.round_first ? rounded(dtype, v) : v) * g[k]);
         }
     }
     if (a.cos) {
@@ -1023,17 +1095,17 @@ template <int L> static __global__ void head_vector_kernel(const __grid_constant
         if (is_turned) {
             const int j = is_low ? c : c - R;
             float co[8], si[8];
-            load<8>(a.cos, a.table, (int64_t)s * a.cos_s + j, co);
-            load<8>(a.sin, a.table, (int64_t)s * a.sin_s + j, si);
+            load<8>(a.cos, table, (int64_t)s * a.cos_s + j, co);
+            load<8>(a.sin, table, (int64_t)s * a.sin_s + j, si);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                const float own = rounded(a.table, u[k] * co[k]);
-                const float his = rounded(a.table, other[k] * si[k]);
+                const float own = rounded(table, u[k] * co[k]);
+                const float his = rounded(table, other[k] * si[k]);
                 u[k] = is_low ? own - his : own + his;
             }
         }
     }
-    if (is_there && has_channels) store<8>(a.x, a.dtype, at, u);
+    if (is_there && has_channels) store<8>(a.x, dtype, at, u);
 }
 
 /* The same for bf16 heads under bf16 tables: everything after the norm in pairs. */
@@ -1046,7 +1118,7 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
     const int64_t at = (int64_t)s * a.st_s + (int64_t)h * a.st_h + c;
     const bool has_channels = c < (int)a.D, is_low = c < R;
     bf16x8 u = {{pair_of(0), pair_of(0), pair_of(0), pair_of(0)}};
-    float ss = 0;
+    float ss = 0, top = 0;
 
     if (has_channels) u = load_8(a.x, at);
     if (a.eps > 0) {
@@ -1062,6 +1134,15 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
         for (int o = L / 2; o > 0; o /= 2)
             ss += __shfl_xor_sync(0xffffffffu, ss, o);
         const float inv = 1.0f / sqrtf(ss / (float)a.D + a.eps);
+        if (a.q8) { // no number of the head, rotated or not, exceeds sqrt(D) max |g|
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                top = fmaxf(top, fabsf(g[k]));
+#pragma unroll
+            for (int o = L / 2; o > 0; o /= 2)
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+            top *= sqrtf((float)a.D) * 1.01f;
+        }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             float x = f[k].x * inv, y = f[k].y * inv;
@@ -1086,7 +1167,19 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
             u.v[k] = is_low ? __hsub2_rn(own, his) : __hadd2_rn(own, his);
         }
     }
-    if (is_there && has_channels) store_8(a.x, at, u);
+    if (!is_there || !has_channels) return;
+    store_8(a.x, at, u);
+    if (!a.q8) return;
+    const float scale = top > 0 ? 448.0f / top : 1.0f;
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const float2 z = __bfloat1622float2(u.v[k]);
+        v[2 * k] = z.x * scale;
+        v[2 * k + 1] = z.y * scale;
+    }
+    store_e4m3<8>(a.q8, (int64_t)i * a.D + c, v);
+    if (i == 0 && lane == 0) *a.descale = 1.0f / scale;
 }
 
 /* True when every row of a rotation table allows 8 at a time. */
@@ -1111,9 +1204,14 @@ static cudaError_t run_head_vectors(cudaStream_t s, const rope_args &a)
         if (L == 16) return H3_RUN((head_bf16_kernel<16>), blocks, 256, 0, s, a);
         return H3_RUN((head_bf16_kernel<8>), blocks, 256, 0, s, a);
     }
-    if (L == 32) return H3_RUN((head_vector_kernel<32>), blocks, 256, 0, s, a);
-    if (L == 16) return H3_RUN((head_vector_kernel<16>), blocks, 256, 0, s, a);
-    return H3_RUN((head_vector_kernel<8>), blocks, 256, 0, s, a);
+    if (a.dtype == K_BF16 && (!a.cos || a.table == K_F32)) {
+        if (L == 32) return H3_RUN((head_vector_kernel<32, K_BF16, K_F32>), blocks, 256, 0, s, a);
+        if (L == 16) return H3_RUN((head_vector_kernel<16, K_BF16, K_F32>), blocks, 256, 0, s, a);
+        return H3_RUN((head_vector_kernel<8, K_BF16, K_F32>), blocks, 256, 0, s, a);
+    }
+    if (L == 32) return H3_RUN((head_vector_kernel<32, -1, -1>), blocks, 256, 0, s, a);
+    if (L == 16) return H3_RUN((head_vector_kernel<16, -1, -1>), blocks, 256, 0, s, a);
+    return H3_RUN((head_vector_kernel<8, -1, -1>), blocks, 256, 0, s, a);
 }
 
 template <int V> static cudaError_t run_heads(cudaStream_t s, const rope_args &a)
@@ -1128,16 +1226,39 @@ template <int V> static cudaError_t run_heads(cudaStream_t s, const rope_args &a
     return H3_RUN((head_kernel<V, 8>), blocks, 256, smem, s, a);
 }
 
+static bool is_wide_head(const void *x, uint8_t dtype, const int64_t ne[3], const int64_t st[2])
+{
+    const int size = dtype == K_F32 ? 4 : 2;
+    return ne[2] % 8 == 0 && (uintptr_t)x % 16 == 0 && st[0] * size % 16 == 0 &&
+           st[1] * size % 16 == 0;
+}
+
+static rope_args rope_of(void *x, uint8_t dtype, const int64_t ne[3], const int64_t st[2],
+                         const float *g, float eps, h3_rows cos, h3_rows sin)
+{
+    return {x,         g,         cos.p, sin.p, ne[0] * ne[1], ne[1],   ne[2], st[0], st[1], cos.cols,
+            cos.st[0], sin.st[0], eps,   dtype, cos.dtype,     false, NULL,  NULL};
+}
+
+extern "C" bool h3_k_head_fits_e4m3(const void *x, uint8_t dtype, const int64_t ne[3],
+                                    const int64_t st[2], const float *g, float eps, h3_rows cos,
+                                    h3_rows sin)
+{
+    const rope_args a = rope_of((void *)(uintptr_t)x, dtype, ne, st, g, eps, cos, sin);
+    return is_wide_head(x, dtype, ne, st) && fits_vectors(a) && dtype == K_BF16 && a.cos &&
+           a.table == K_BF16 && eps > 0;
+}
+
 extern "C" cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype,
                                            const int64_t ne[3], const int64_t st[2], const float *g,
-                                           float eps, bool round_first, h3_rows cos, h3_rows sin)
+                                           float eps, bool round_first, h3_rows cos, h3_rows sin,
+                                           void *q8, float *descale)
 {
-    const rope_args a = {x,     g,     cos.p,     sin.p,      ne[0] * ne[1], ne[1],
-                         ne[2], st[0], st[1],     cos.cols,   cos.st[0],     sin.st[0],
-                         eps,   dtype, cos.dtype, round_first};
-    const int size = dtype == K_F32 ? 4 : 2;
-    const bool wide = ne[2] % 8 == 0 && (uintptr_t)x % 16 == 0 && st[0] * size % 16 == 0 &&
-                      st[1] * size % 16 == 0;
+    rope_args a = rope_of(x, dtype, ne, st, g, eps, cos, sin);
+    const bool wide = is_wide_head(x, dtype, ne, st);
+    a.round_first = round_first;
+    a.q8 = q8;
+    a.descale = descale;
     if (wide && fits_vectors(a)) return run_head_vectors(s, a);
     return wide ? run_heads<8>(s, a) : run_heads<1>(s, a);
 }
