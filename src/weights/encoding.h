@@ -36,6 +36,7 @@ typedef struct h3_quant_rules {
     const char *prefix;   ///< in front of module names
     bool is_nvfp4_linear; ///< block scales in row order
     bool is_nvfp4_low;    ///< even column in the low nibble
+    bool skips_values;    ///< block scales are not looked at: gigabytes that inspect need not read
 } h3_quant_rules;
 
 /** Extents of the matrix that `s` decodes to (a packed 4-bit matrix is twice as wide as stored). */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "checkpoint_impl.h"
+#include "decode.h"
 #include "geometry.h"
 #include "json.h"
 #include "parts.h"
@@ -64,8 +65,9 @@ static size_t item_bytes(const h3_item *it)
     return n;
 }
 
-/* Encoding of an item's pieces: "Q4_K", or "Q4_K + Q6_K" when they differ. malloc'd. */
-static char *encoding_of(h3_checkpoint *ck, h3_item *it)
+/* Encoding of an item's pieces: "Q4_K", or "Q4_K + Q6_K" when they differ; of what cannot be read
+ * its type where it has a name, and why is added to `problems`. malloc'd. */
+static char *encoding_of(h3_checkpoint *ck, h3_item *it, json_t *problems)
 {
     h3_weight_part part[H3_MAX_PARTS];
     char *text = NULL;
@@ -77,8 +79,12 @@ static char *encoding_of(h3_checkpoint *ck, h3_item *it)
         const char *name;
         char *longer;
         if (h3_source_part(&ck->rules, &it->src[i], &ck->keep, &part[i]) != H3_OK) {
+            const h3_entry *e = it->src[i].e;
+            const char *type =
+                e && e->dtype == H3_DTYPE_COUNT ? h3_ggml_type(e->ggml_type).name : NULL;
+            json_array_append_new(problems, json_string(h3_error()));
             free(text);
-            return h3_strdupf("unreadable");
+            return h3_strdupf("%s", type ? type : "unreadable");
         }
         name = h3_part_encoding_name(&part[i]);
         if (strcmp(name, last) == 0) continue;
@@ -115,7 +121,7 @@ static void put_quantization(json_t *o, h3_checkpoint *ck, bool verbose)
         h3_item *it = &ck->items[i];
         char *encoding;
         if (!it->is_known || it->rank == UINT8_MAX) continue;
-        encoding = encoding_of(ck, it);
+        encoding = encoding_of(ck, it, json_object_get(o, "problems"));
         count_in(classes, class_of(ck, it), encoding, item_bytes(it));
         if (verbose) {
             json_t *shape = json_array();
@@ -226,6 +232,7 @@ static h3_status inspect_file(json_t **out, const char *path, const h3_ckpt_opts
     char *strangers;
 
     H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, opts));
+    ck->rules.skips_values = true;
     o = json_object();
     put_text(o, "path", path);
     put_text(o, "role", words[ck->naming.role]);
