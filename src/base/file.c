@@ -261,6 +261,12 @@ void h3_atomic_drop_all(void)
     }
 }
 
+static bool is_special(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
+}
+
 h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
 {
     static atomic_uint counter;
@@ -276,6 +282,8 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
     }
     if (!*name || h3_path_is_dir(path))
         st = h3_fail(H3_E_ARG, "%s: is a folder, give the name of a file", path);
+    else if (is_special(path)) // root would replace /dev/null by a file
+        st = h3_fail(H3_E_ARG, "%s: is a device or pipe, give the name of a file", path);
     else if (!h3_path_is_dir(dir))
         st = h3_fail(H3_E_MISSING, "%s: the folder %s does not exist", path, dir);
     else if (access(dir, W_OK) != 0)
