@@ -12,6 +12,8 @@ if(TARGET h3 AND CMOCKA_FOUND)
     whole_test(memory)
     whole_test(resume)
     whole_test(keep)
+    target_link_options(h3av-keep PRIVATE -Wl,--wrap=h3_file_map -Wl,--wrap=h3_poison_check
+                        -Wl,--wrap=h3_bind -Wl,--wrap=h3_dit_modulate)
 endif()
 if(TARGET h3_weights AND CMOCKA_FOUND)
     unit_test(store FILES tests/unit/test_store.c USES weights tensor base LIBS PkgConfig::JANSSON)

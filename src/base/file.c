@@ -42,6 +42,28 @@ char *h3_path_join(const char *dir, const char *name)
     return h3_strdupf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
 }
 
+static uint64_t mark_of(const struct stat *s)
+{
+    const uint64_t v[] = {(uint64_t)s->st_dev,          (uint64_t)s->st_ino,
+                          (uint64_t)s->st_size,         (uint64_t)s->st_mtim.tv_sec,
+                          (uint64_t)s->st_mtim.tv_nsec, (uint64_t)s->st_ctim.tv_sec,
+                          (uint64_t)s->st_ctim.tv_nsec};
+    uint64_t h = 0xcbf29ce484222325u;
+
+    for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
+        h = (h ^ v[i]) * 0x100000001b3u;
+        h ^= h >> 29;
+    }
+    return h ? h : 1;
+}
+
+uint64_t h3_path_mark(const char *path)
+{
+    struct stat st;
+    if (h3_is_builtin(path)) return h3_path_exists(path);
+    return stat(path, &st) == 0 ? mark_of(&st) : 0;
+}
+
 bool h3_path_exists(const char *path)
 {
     struct stat st;
@@ -106,6 +128,7 @@ h3_status h3_file_map(h3_file **out, const char *path)
         f->data = b->data;
         f->size = (size_t)(b->end - b->data);
         f->is_builtin = true;
+        f->mark = 1;
         *out = f;
         return H3_OK;
     }
@@ -124,6 +147,7 @@ h3_status h3_file_map(h3_file **out, const char *path)
         goto fail;
     }
     f->size = (size_t)info.st_size;
+    f->mark = mark_of(&info);
     if (f->size) {
         void *p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
         if (p == MAP_FAILED) {

@@ -17,6 +17,7 @@ typedef struct h3_file {
     char *path;               ///< as given, for messages
     int fd;                   ///< -1 for a builtin file
     bool is_builtin;          ///< part of the program's own image: never unmapped
+    uint64_t mark;            ///< h3_path_mark of the file that was mapped
     struct h3_file *next_map; ///< list of live maps, kept by file.c
 } h3_file;
 
@@ -43,6 +44,9 @@ void h3_map_done(const void *p, size_t bytes, bool drops_cache);
  * without the NUL). H3_E_MISSING when it does not exist, H3_E_FORMAT when it is larger. */
 H3_NODISCARD h3_status h3_file_read(char **out, size_t *size, const char *path, size_t max_bytes);
 
+/** Which file or folder lies there, and since when: another number after it was exchanged or
+ * written to. 0 when there is none. */
+uint64_t h3_path_mark(const char *path);
 bool h3_path_exists(const char *path);
 bool h3_path_is_dir(const char *path);
 

@@ -72,6 +72,15 @@ typedef struct h3_dit_edge {
     h3_tensor refiner_norm, final_norm; ///< [C] f32
 } h3_dit_edge;
 
+/** Modulation of a schedule, kept for the next request with the same one. The weights and adapters
+ *  that made it are those of the model it belongs to. */
+typedef struct h3_dit_kept_mod {
+    uint8_t act;
+    int64_t n_timesteps;
+    float *timesteps;         ///< [n_timesteps]; NULL: nothing is kept
+    h3_tensor mod, final_mod; ///< as in h3_dit_state
+} h3_dit_kept_mod;
+
 typedef struct h3_dit {
     h3_dev *dev; ///< where the vectors live
     h3_dit_dims dims;
@@ -84,6 +93,10 @@ typedef struct h3_dit {
     int64_t n_curve;
     int64_t mlp_band; ///< rows that the MLP takes at a time; the result does not depend on it
     h3_store *store;  ///< group 0 patch projections, 1..L blocks, L + 1 output heads
+    /* Used once a request: condition projection and refiner; time embedder and adaln. */
+    h3_store *text_store, *mod_store; ///< NULL on a plan device
+    bool keeps;                       ///< for more requests: set by the caller after h3_dit_open
+    h3_dit_kept_mod kept;             ///< when `keeps`
 } h3_dit;
 
 /**
@@ -134,6 +147,7 @@ typedef struct h3_dit_state {
     h3_tensor mod_row, time_row;              ///< [n_steps, own] i32; time_row = mod_row / 3
     int32_t *cu;                              ///< [n_documents + 1] host
     int n_documents;
+    bool is_mod_kept; ///< mod and final_mod are the model's
 } h3_dit_state;
 
 /**
@@ -171,6 +185,12 @@ H3_NODISCARD h3_status h3_dit_scratch_bytes(const h3_dit *m, const h3_dit_reques
 /** Modulation of all blocks and of the final layer into s->mod and s->final_mod (dit_mod.c). */
 H3_NODISCARD h3_status h3_dit_modulate(h3_dev *d, const h3_dit *m, h3_dit_state *s,
                                        const float *timesteps);
+
+/** Modulation kept by `m` that is just what `r` needs: into s. False when there is none. */
+bool h3_dit_recall_mod(const h3_dit *m, h3_dit_state *s, const float *timesteps);
+/** Hands s->mod and s->final_mod over to a model that keeps; what it kept before goes. */
+void h3_dit_keep_mod(const h3_dit *m, h3_dit_state *s, const float *timesteps);
+void h3_dit_forget_mod(h3_dit *m);
 
 /** y [n_text, C] = final_norm(refiner(condition_proj(text))); text [n_text, text_dim] act (dit.c).
  */

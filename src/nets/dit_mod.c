@@ -15,6 +15,7 @@
  */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "dit.h"
 
@@ -83,23 +84,6 @@ static h3_status embed_time(h3_dev *d, const h3_dit *m, h3_tensor y, const float
     H3_TRY(d->ops->gemm(d, temb, hidden, &m->edge.time_out, H3_ACT_NONE));
     h3_tap(d, temb, "time_embedder");
     return d->ops->act(d, y, temb, H3_ACT_SILU);
-}
-
-/* Group 0: time embedder and final layer; group 1 + i: block i. */
-static h3_status fill_store(h3_store **store, h3_dev *d, const h3_dit *m)
-{
-    h3_dit_edge *e = (h3_dit_edge *)&m->edge; // residency is not part of the model's value
-
-    if (d->is_plan) return H3_OK;
-    H3_TRY(h3_store_create(store, d));
-    if (!m->curve) {
-        H3_TRY(h3_store_add(*store, 0, &e->time_in));
-        H3_TRY(h3_store_add(*store, 0, &e->time_out));
-    }
-    H3_TRY(h3_store_add(*store, 0, &e->final_adaln));
-    for (int i = 0; i < (int)m->dims.n_layers; i++)
-        H3_TRY(h3_store_add(*store, 1 + i, &m->adaln[i].proj));
-    return H3_OK;
 }
 
 static h3_status modulate_edge(h3_dev *d, const h3_dit *m, h3_dit_state *s, h3_tensor temb,
@@ -178,13 +162,53 @@ static h3_status modulate_all(h3_dev *d, const h3_dit *m, h3_dit_state *s, h3_st
 h3_status h3_dit_modulate(h3_dev *d, const h3_dit *m, h3_dit_state *s, const float *timesteps)
 {
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_store *store = NULL;
+    h3_store *store = d->is_plan ? NULL : m->mod_store;
     h3_status st;
 
-    st = fill_store(&store, d, m);
-    if (st == H3_OK) st = modulate_all(d, m, s, store, timesteps);
-    if (st == H3_OK) st = h3_dev_sync(d); // the matrices may go when the store does
+    st = modulate_all(d, m, s, store, timesteps);
+    if (st == H3_OK) st = h3_dev_sync(d);
     h3_arena_release(&d->scratch, mark);
-    h3_store_free(&store);
+    if (store) h3_store_drop(store); // sampling does not need them, and they are large
     return st;
+}
+
+/* ---- kept from request to request ---- */
+
+/* Timesteps as bits: a schedule that differs at all is another one. */
+bool h3_dit_recall_mod(const h3_dit *m, h3_dit_state *s, const float *timesteps)
+{
+    const h3_dit_kept_mod *k = &m->kept;
+    const size_t bytes = (size_t)s->n_timesteps * sizeof *timesteps;
+
+    if (!m->keeps || m->dev->tap || !k->timesteps) return false;
+    if (k->act != s->act || k->n_timesteps != s->n_timesteps) return false;
+    if (memcmp(k->timesteps, timesteps, bytes) != 0) return false;
+    s->mod = k->mod;
+    s->final_mod = k->final_mod;
+    s->is_mod_kept = true;
+    return true;
+}
+
+void h3_dit_forget_mod(h3_dit *m)
+{
+    h3_dit_kept_mod *k = &m->kept;
+
+    if (!k->timesteps) return;
+    h3_dev_free(m->dev, &k->mod);
+    h3_dev_free(m->dev, &k->final_mod);
+    free(k->timesteps);
+    memset(k, 0, sizeof *k);
+}
+
+void h3_dit_keep_mod(const h3_dit *m, h3_dit_state *s, const float *timesteps)
+{
+    h3_dit *own = (h3_dit *)(uintptr_t)m; // what is remembered is not part of the model's value
+    const size_t bytes = (size_t)s->n_timesteps * sizeof *timesteps;
+    float *copy;
+
+    if (!m->keeps || s->is_mod_kept || m->dev->tap || !(copy = malloc(bytes))) return;
+    h3_dit_forget_mod(own);
+    memcpy(copy, timesteps, bytes);
+    own->kept = (h3_dit_kept_mod){s->act, s->n_timesteps, copy, s->mod, s->final_mod};
+    s->is_mod_kept = true;
 }

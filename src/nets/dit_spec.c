@@ -331,8 +331,27 @@ static h3_status bind_all(h3_dit *m, h3_checkpoint *ck)
     return h3_ckpt_finish(ck);
 }
 
-/* The matrices of a step, in the order of use. What h3_dit_prepare needs it adds to its own store.
- */
+/* What h3_dit_prepare needs, once. Groups of the second: time embedder and final layer, blocks. */
+static h3_status fill_once_stores(h3_dit *m)
+{
+    if (m->dev->is_plan) return H3_OK;
+    H3_TRY(h3_store_create(&m->text_store, m->dev));
+    H3_TRY(h3_store_add(m->text_store, 0, &m->edge.condition_proj));
+    for (int64_t i = 0; i < m->dims.n_refiner; i++)
+        H3_TRY(
+            h3_store_add_spec(m->text_store, 0, refiner_spec, COUNT(refiner_spec), &m->refiner[i]));
+    H3_TRY(h3_store_create(&m->mod_store, m->dev));
+    if (!m->n_curve) {
+        H3_TRY(h3_store_add(m->mod_store, 0, &m->edge.time_in));
+        H3_TRY(h3_store_add(m->mod_store, 0, &m->edge.time_out));
+    }
+    H3_TRY(h3_store_add(m->mod_store, 0, &m->edge.final_adaln));
+    for (int i = 0; i < (int)m->dims.n_layers; i++)
+        H3_TRY(h3_store_add(m->mod_store, 1 + i, &m->adaln[i].proj));
+    return H3_OK;
+}
+
+/* The matrices of a step, in the order of use. */
 static h3_status fill_store(h3_dit *m)
 {
     const int heads = (int)m->dims.n_layers + 1;
@@ -343,7 +362,8 @@ static h3_status fill_store(h3_dit *m)
     for (int i = 0; i < (int)m->dims.n_layers; i++)
         H3_TRY(h3_store_add_spec(m->store, 1 + i, block_spec, COUNT(block_spec), &m->block[i]));
     H3_TRY(h3_store_add(m->store, heads, &m->edge.video_out));
-    return h3_store_add(m->store, heads, &m->edge.audio_out);
+    H3_TRY(h3_store_add(m->store, heads, &m->edge.audio_out));
+    return fill_once_stores(m);
 }
 
 static h3_status open_into(h3_dit *m, h3_checkpoint *ck)
@@ -366,7 +386,8 @@ h3_status h3_dit_open(h3_dit **out, h3_checkpoint *ck, h3_dev *d)
     *out = NULL;
     if (!m) return h3_fail(H3_E_NOMEM, "no memory for the DiT");
     m->dev = d;
-    /* Enough rows that reading fc1 and fc2 again does not show; a GPU reads faster than it fills. */
+    /* Enough rows that reading fc1 and fc2 again does not show; a GPU reads faster than it fills.
+     */
     m->mlp_band = d->mem == H3_DEVICE ? 16384 : 8192;
     m->norm_eps = m->qk_norm_eps = m->final_norm_eps = 1e-5f;
     if ((st = open_into(m, ck)) != H3_OK) {
@@ -391,6 +412,9 @@ void h3_dit_close(h3_dit **pm)
 
     if (!m) return;
     h3_store_free(&m->store);
+    h3_store_free(&m->text_store);
+    h3_store_free(&m->mod_store);
+    h3_dit_forget_mod(m);
     for (int64_t i = 0; m->block && i < m->dims.n_layers; i++)
         free_block(m->dev, &m->block[i]);
     for (int64_t i = 0; m->refiner && i < m->dims.n_refiner; i++)

@@ -191,7 +191,8 @@ static h3_status allocate(h3_dev *d, const h3_dit *m, h3_dit_state *s)
 
     list_slots(slots, s, m);
     for (int i = 0; i < N_SLOTS; i++)
-        H3_TRY(h3_dev_alloc(d, slots[i].t, slots[i].dtype, slots[i].rank, slots[i].ne));
+        if (!(s->is_mod_kept && (slots[i].t == &s->mod || slots[i].t == &s->final_mod)))
+            H3_TRY(h3_dev_alloc(d, slots[i].t, slots[i].dtype, slots[i].rank, slots[i].ne));
     return H3_OK;
 }
 
@@ -315,21 +316,6 @@ static h3_status set_rotation(h3_dev *d, const h3_dit *m, h3_dit_state *s, const
 
 /* ---- text ---- */
 
-/* The condition projection and the refiner are used once a request: a store of their own. */
-static h3_status text_store(h3_store **out, h3_dev *d, const h3_dit *m)
-{
-    H3_TRY(h3_store_create(out, d));
-    H3_TRY(h3_store_add(*out, 0, (h3_weight *)&m->edge.condition_proj));
-    for (int64_t i = 0; i < m->dims.n_refiner; i++) {
-        h3_dit_block *b = &m->refiner[i];
-        H3_TRY(h3_store_add(*out, 0, &b->qkv));
-        H3_TRY(h3_store_add(*out, 0, &b->out));
-        H3_TRY(h3_store_add(*out, 0, &b->fc1));
-        H3_TRY(h3_store_add(*out, 0, &b->fc2));
-    }
-    return h3_store_acquire(*out, 0);
-}
-
 static h3_status refine(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_dit_request *r)
 {
     const int32_t whole[2] = {0, (int32_t)s->n_text};
@@ -345,19 +331,20 @@ static h3_status refine(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_di
     return h3_dev_sync(d);
 }
 
+/* The condition projection and the refiner are used once a request: a store of their own, which
+ * stays only for more requests and where everything fits. */
 static h3_status set_text(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_dit_request *r)
 {
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_store *store = NULL;
-    h3_status st = H3_OK;
+    h3_store *store = d->is_plan ? NULL : m->text_store;
+    h3_status st = store ? h3_store_acquire(store, 0) : H3_OK;
 
-    if (!d->is_plan) st = text_store(&store, d, m);
     if (st == H3_OK) {
         st = refine(d, m, s, r);
         if (store) h3_store_release(store, 0);
     }
     h3_arena_release(&d->scratch, mark);
-    h3_store_free(&store);
+    if (store && (!m->keeps || d->weight_budget)) h3_store_drop(store);
     return st;
 }
 
@@ -367,12 +354,17 @@ static h3_status prepare(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_d
 {
     share_sequence(s);
     H3_TRY(share_rows(s, r));
+    const bool is_known = h3_dit_recall_mod(m, s, r->timesteps);
+    if (!is_known) h3_dit_forget_mod((h3_dit *)(uintptr_t)m); // no two of them in memory
     H3_TRY(allocate(d, m, s));
     H3_TRY(set_documents(s, r));
     H3_TRY(set_indices(d, s, r));
     H3_TRY(set_rotation(d, m, s, r->positions));
     H3_TRY(set_text(d, m, s, r));
-    return h3_dit_modulate(d, m, s, r->timesteps);
+    if (is_known) return H3_OK;
+    H3_TRY(h3_dit_modulate(d, m, s, r->timesteps));
+    h3_dit_keep_mod(m, s, r->timesteps);
+    return H3_OK;
 }
 
 h3_status h3_dit_prepare(h3_dit_state **out, const h3_dit *m, const h3_dit_request *r)
@@ -404,8 +396,10 @@ void h3_dit_release(h3_dit_state **ps)
     h3_dev_free(s->dev, &s->text);
     h3_dev_free(s->dev, &s->cos);
     h3_dev_free(s->dev, &s->sin);
-    h3_dev_free(s->dev, &s->mod);
-    h3_dev_free(s->dev, &s->final_mod);
+    if (!s->is_mod_kept) {
+        h3_dev_free(s->dev, &s->mod);
+        h3_dev_free(s->dev, &s->final_mod);
+    }
     h3_dev_free(s->dev, &s->video_idx);
     h3_dev_free(s->dev, &s->audio_idx);
     h3_dev_free(s->dev, &s->text_idx);

@@ -32,6 +32,12 @@ typedef struct request {
     int32_t cu[2];
 } request;
 
+void h3_encoder_watch(h3_encoder *e, h3_layers_fn progress, void *user)
+{
+    e->text.progress = progress;
+    e->text.progress_user = user;
+}
+
 h3_status h3_encoder_open(h3_encoder **out, h3_checkpoint *ck, h3_dev *d,
                           const h3_encoder_opts *opts)
 {
@@ -45,8 +51,7 @@ h3_status h3_encoder_open(h3_encoder **out, h3_checkpoint *ck, h3_dev *d,
     e->act = opts->act;
     e->has_vision = opts->has_vision;
     if ((st = h3_encoder_text_bind(&e->text, ck, d, select)) != H3_OK) goto fail;
-    e->text.progress = opts->progress;
-    e->text.progress_user = opts->progress_user;
+    h3_encoder_watch(e, opts->progress, opts->progress_user);
     if (e->has_vision)
         st = h3_encoder_vision_bind(&e->vision, ck, d, e->text.width);
     else

@@ -45,6 +45,9 @@ H3_NODISCARD h3_status h3_encoder_open(h3_encoder **out, h3_checkpoint *ck, h3_d
                                        const h3_encoder_opts *opts);
 void h3_encoder_close(h3_encoder **e);
 
+/** Another listener than that of the options, or none (NULL). */
+void h3_encoder_watch(h3_encoder *e, h3_layers_fn progress, void *user);
+
 /** C, the width of the output. */
 int64_t h3_encoder_width(const h3_encoder *e);
 /** How many decoder layers run. */

@@ -6,6 +6,7 @@
 
 #include "checkpoint.h"
 #include "fit.h"
+#include "kept.h"
 #include "layout.h"
 #include "lora.h"
 #include "memo.h"
@@ -41,7 +42,9 @@ struct h3_engine {
     h3_ckpt_opts ckpt;
     h3_tok *tok;
     bool has_timing;
-    bool keeps; ///< remembers results between requests
+    bool keeps;                     ///< parts stay open and results are remembered between requests
+    h3_part part[2][H3_PART_KINDS]; ///< on the device, and on the counting one
+    h3_dev *plan;                   ///< the counting device; NULL until the first plan
     h3_memo embeds, condition[H3_MAX_CONDITIONS], sound[H3_MAX_CONDITIONS];
     size_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
     h3_offload offload;

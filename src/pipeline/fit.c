@@ -82,6 +82,15 @@ static void add_weights(h3_fit_phase *p, const h3_checkpoint *ck, const char *na
     add(p, H3_FIT_MAPPED, name, matrices(ck, pattern));
 }
 
+/* A part on the counting device, bound. */
+static h3_status open_part(planner *k, h3_part **p, h3_part_kind kind, h3_part_how how)
+{
+    h3_status st = h3_part_open(p, k->j->e, k->plan, kind, how);
+
+    if (st == H3_OK) st = h3_part_bind(*p, k->j->e);
+    return st;
+}
+
 /* ---------------------------------------------------------------------------------------- text */
 
 /* Tables of the vision tower on the host: a position row for each patch of a kind. */
@@ -96,20 +105,19 @@ static size_t vision_tables(const h3_job *j, const h3_checkpoint *ck)
     return floats(n, ne[1], 1, 1);
 }
 
-static h3_status count_encoder(planner *k, h3_fit_phase *p, h3_checkpoint *ck)
+static h3_status count_encoder(planner *k, h3_fit_phase *p, h3_part *part)
 {
     const h3_job *j = k->j;
     const h3_encoder_in in = h3_job_encoder_in(j);
-    const h3_encoder_opts opts = {.act = (h3_dtype)j->e->act,
-                                  .has_vision = j->prompt.n_images + j->prompt.n_videos > 0};
-    h3_encoder *enc = NULL;
+    const h3_encoder *enc = part->net.encoder;
+    h3_checkpoint *ck = part->ck;
     size_t bytes = 0;
     h3_status st;
 
-    st = h3_encoder_open(&enc, ck, k->plan, &opts);
-    if (st == H3_OK) st = h3_encoder_scratch_bytes(enc, &in, &bytes);
+    st = h3_encoder_scratch_bytes(enc, &in, &bytes);
     if (st == H3_OK) {
-        k->embeds = (size_t)in.n_rows * (size_t)h3_encoder_width(enc) * h3_dtype_bytes(opts.act);
+        k->embeds =
+            (size_t)in.n_rows * (size_t)h3_encoder_width(enc) * h3_dtype_bytes((h3_dtype)j->e->act);
         place(k, p, "activations", bytes);
         place(k, p, "embeddings being made", k->embeds);
         add(p, H3_FIT_HOST, "prompt embeddings", k->embeds);
@@ -120,23 +128,21 @@ static h3_status count_encoder(planner *k, h3_fit_phase *p, h3_checkpoint *ck)
         add_weights(p, ck, "token table", "model.language_model.embed_tokens.*");
         p->ring = 2 * matrices(ck, "model.language_model.layers.0.*");
     }
-    h3_encoder_close(&enc);
     return st;
 }
 
 static h3_status plan_text(planner *k)
 {
-    const h3_engine *e = k->j->e;
+    const h3_prompt *q = &k->j->prompt;
     h3_fit_phase *p = &k->fit->phase[H3_FIT_TEXT];
-    h3_ckpt_opts how = e->ckpt;
-    h3_checkpoint *ck = NULL;
+    h3_part *part = NULL;
     h3_status st;
 
     *p = begin(k, H3_FIT_TEXT);
-    how.extra = e->model.mmproj;
-    st = h3_ckpt_open(&ck, e->model.text_encoder, H3_ROLE_TEXT_ENCODER, &how);
-    if (st == H3_OK) st = count_encoder(k, p, ck);
-    h3_ckpt_close(&ck);
+    st = open_part(k, &part, H3_PART_TEXT,
+                   (h3_part_how){.has_vision = q->n_images + q->n_videos > 0});
+    if (st == H3_OK) st = count_encoder(k, p, part);
+    h3_part_leave(&part, k->j->e, st);
     return st;
 }
 
@@ -190,37 +196,33 @@ static h3_status count_pixels(const planner *k, h3_fit_phase *p, h3_video_vae *v
 
 static h3_status plan_pixels(planner *k, h3_fit_phase *p)
 {
-    h3_checkpoint *ck = NULL;
-    h3_video_vae *v = NULL;
+    h3_part *part = NULL;
     h3_status st;
 
-    st = h3_ckpt_open(&ck, k->j->e->model.video_vae, H3_ROLE_VIDEO_VAE, &k->j->e->ckpt);
-    if (st == H3_OK) st = h3_video_vae_open(&v, k->plan, ck, H3_VIDEO_VAE_ENCODER);
-    if (st == H3_OK) st = count_pixels(k, p, v, ck);
+    st = open_part(k, &part, H3_PART_PIXELS, (h3_part_how){0});
+    if (st == H3_OK) st = count_pixels(k, p, part->net.video, part->ck);
     if (st == H3_OK) {
-        add_part(k, p, ck, CONVOLUTIONS);
-        add_weights(p, ck, "video encoder", "*");
+        add_part(k, p, part->ck, CONVOLUTIONS);
+        add_weights(p, part->ck, "video encoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
     }
-    h3_video_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&part, k->j->e, st);
     return st;
 }
 
 static h3_status plan_condition_sound(planner *k, h3_fit_phase *p)
 {
     const h3_job *j = k->j;
-    h3_checkpoint *ck = NULL;
-    h3_audio_vae *v = NULL;
+    h3_part *part = NULL;
     size_t scratch = 0, wave = 0;
     h3_status st;
 
-    st = h3_ckpt_open(&ck, j->e->model.audio_vae, H3_ROLE_AUDIO_VAE, &j->e->ckpt);
-    if (st == H3_OK) st = h3_audio_vae_open(&v, k->plan, ck, H3_AUDIO_VAE_ENCODER);
+    st = open_part(k, &part, H3_PART_SOUND_IN, (h3_part_how){0});
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
         size_t bytes = 0;
         if (j->plan->conditions[i].shape.n_audio == 0) continue;
-        st = h3_audio_vae_encode_bytes(k->plan, v, 2, j->prepared[i].n_samples, &bytes);
+        st = h3_audio_vae_encode_bytes(k->plan, part->net.audio, 2, j->prepared[i].n_samples,
+                                       &bytes);
         if (bytes > scratch) scratch = bytes;
         if (floats(j->prepared[i].n_samples, 1, 1, 1) > wave)
             wave = floats(j->prepared[i].n_samples, 1, 1, 1);
@@ -228,12 +230,11 @@ static h3_status plan_condition_sound(planner *k, h3_fit_phase *p)
     if (st == H3_OK) {
         place(k, p, "activations", scratch);
         add(p, H3_FIT_HOST, "a padded channel", wave);
-        add_part(k, p, ck, CONVOLUTIONS);
-        add_weights(p, ck, "audio encoder", "*");
+        add_part(k, p, part->ck, CONVOLUTIONS);
+        add_weights(p, part->ck, "audio encoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
     }
-    h3_audio_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&part, j->e, st);
     return st;
 }
 
@@ -334,21 +335,15 @@ static void choose_quant(const planner *k, h3_checkpoint *ck)
 }
 
 /* The DiT of the task on the counting device, with what becomes of its quantized matrices. */
-static h3_status open_dit(planner *k, h3_checkpoint **ck, h3_dit **m)
+static h3_status open_dit(planner *k, h3_part **p)
 {
-    const h3_job *j = k->j;
-    const char *path = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
-    h3_ckpt_opts how = j->e->ckpt;
+    const h3_part_kind kind = k->j->task == H3_REF2VA ? H3_PART_DIT_REF : H3_PART_DIT;
 
-    H3_TRY(h3_ckpt_open(ck, path, H3_ROLE_DIT, &how));
-    H3_TRY(h3_dit_open(m, *ck, k->plan));
-    choose_quant(k, *ck);
+    H3_TRY(open_part(k, p, kind, (h3_part_how){0}));
+    choose_quant(k, (*p)->ck);
     if (!k->fit->quant.is_expanded) return H3_OK;
-    h3_dit_close(m);
-    h3_ckpt_close(ck);
-    how.quant = H3_QUANT_EXPAND;
-    H3_TRY(h3_ckpt_open(ck, path, H3_ROLE_DIT, &how));
-    return h3_dit_open(m, *ck, k->plan);
+    h3_part_leave(p, k->j->e, H3_OK);
+    return open_part(k, p, kind, (h3_part_how){.is_expanded = true});
 }
 
 static h3_status plan_sample(planner *k)
@@ -356,13 +351,12 @@ static h3_status plan_sample(planner *k)
     const h3_job *j = k->j;
     const h3_layout *l = j->layout;
     h3_fit_phase *p = &k->fit->phase[H3_FIT_SAMPLE];
-    h3_checkpoint *ck = NULL;
-    h3_dit *m = NULL;
+    h3_part *part = NULL;
     h3_status st;
 
     *p = begin(k, H3_FIT_SAMPLE);
-    st = open_dit(k, &ck, &m);
-    if (st == H3_OK) st = count_dit(k, p, m);
+    st = open_dit(k, &part);
+    if (st == H3_OK) st = count_dit(k, p, part->net.dit);
     if (st == H3_OK) {
         add(p, H3_FIT_HOST, "prompt embeddings", k->embeds);
         add(p, H3_FIT_HOST, "noise and results", 2 * row_bytes(l));
@@ -370,11 +364,10 @@ static h3_status plan_sample(planner *k)
             add(p, H3_FIT_HOST, "a checkpoint", row_bytes(l));
             add(p, H3_FIT_DISK, "checkpoint, and its successor", 2 * row_bytes(l));
         }
-        add_part(k, p, ck, l->n_rows);
-        add_dit_weights(p, j->e, ck);
+        add_part(k, p, part->ck, l->n_rows);
+        add_dit_weights(p, j->e, part->ck);
     }
-    h3_dit_close(&m);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&part, j->e, st);
     return st;
 }
 
@@ -398,15 +391,14 @@ static h3_status plan_sound(planner *k)
 {
     const h3_job *j = k->j;
     h3_fit_phase *p = &k->fit->phase[H3_FIT_SOUND];
-    h3_checkpoint *ck = NULL;
-    h3_audio_vae *v = NULL;
+    h3_part *part = NULL;
     size_t bytes = 0;
     h3_status st;
 
     *p = begin(k, H3_FIT_SOUND);
-    st = h3_ckpt_open(&ck, j->e->model.audio_vae, H3_ROLE_AUDIO_VAE, &j->e->ckpt);
-    if (st == H3_OK) st = h3_audio_vae_open(&v, k->plan, ck, H3_AUDIO_VAE_DECODER);
-    if (st == H3_OK) st = h3_audio_vae_decode_bytes(k->plan, v, 2, j->plan->n_audio, NULL, &bytes);
+    st = open_part(k, &part, H3_PART_SOUND, (h3_part_how){0});
+    if (st == H3_OK)
+        st = h3_audio_vae_decode_bytes(k->plan, part->net.audio, 2, j->plan->n_audio, NULL, &bytes);
     if (st == H3_OK) {
         place(k, p, "activations", bytes);
         add(p, H3_FIT_HOST, "latents", latent_bytes(j->plan));
@@ -414,12 +406,11 @@ static h3_status plan_sound(planner *k)
         if (k->is_host)
             add(p, H3_FIT_HOST, "convolution lists", convolution_lists(j->plan->n_audio));
         if (j->rq->save_latents) add(p, H3_FIT_DISK, "latents", latent_bytes(j->plan));
-        add_part(k, p, ck, CONVOLUTIONS);
-        add_weights(p, ck, "audio decoder", "*");
+        add_part(k, p, part->ck, CONVOLUTIONS);
+        add_weights(p, part->ck, "audio decoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
     }
-    h3_audio_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&part, j->e, st);
     return st;
 }
 
@@ -455,30 +446,27 @@ static h3_status plan_decode(planner *k)
     const h3_plan *plan = j->plan;
     const h3_video_decode_opts opts = {.act = H3_F32};
     h3_fit_phase *p = &k->fit->phase[H3_FIT_DECODE];
-    h3_checkpoint *ck = NULL;
-    h3_video_vae *v = NULL;
+    h3_part *part = NULL;
     size_t bytes = 0;
     h3_status st;
 
     *p = begin(k, H3_FIT_DECODE);
     p->is_used = j->rq->out_path || j->rq->frames_dir;
-    st = h3_ckpt_open(&ck, j->e->model.video_vae, H3_ROLE_VIDEO_VAE, &j->e->ckpt);
-    if (st == H3_OK) st = h3_video_vae_open(&v, k->plan, ck, H3_VIDEO_VAE_DECODER);
+    st = open_part(k, &part, H3_PART_PICTURE, (h3_part_how){0});
     if (st == H3_OK)
-        st = h3_video_vae_decode_bytes(k->plan, v, plan->latent.t, plan->latent.h, plan->latent.w,
-                                       &opts, &bytes);
+        st = h3_video_vae_decode_bytes(k->plan, part->net.video, plan->latent.t, plan->latent.h,
+                                       plan->latent.w, &opts, &bytes);
     if (st == H3_OK) {
         place(k, p, "activations", bytes);
         add_writer(p, j, false);
-        add_part(k, p, ck, 2048);
-        add_weights(p, ck, "video decoder", "*");
-        p->ring = 2 * matrices(ck, "decoder.transformer_blocks.0.*");
+        add_part(k, p, part->ck, 2048);
+        add_weights(p, part->ck, "video decoder", "*");
+        p->ring = 2 * matrices(part->ck, "decoder.transformer_blocks.0.*");
         if (!k->is_host)
             add(p, H3_FIT_HOST, "frames of a clip",
                 (size_t)plan->clips.own * (size_t)(plan->canvas.width * plan->canvas.height) * 3);
     }
-    h3_video_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&part, j->e, st);
     return st;
 }
 
@@ -530,18 +518,40 @@ static h3_status plan_all(planner *k)
     return H3_OK;
 }
 
+/* Where the weights of each phase wait, and what of them may be pinned: never more than is left of
+ * the host's memory, so that it is no reason to refuse. */
+static void place_weights(h3_fit_table *f, const h3_engine *e)
+{
+    for (int i = 0; i < H3_FIT_PHASES; i++) {
+        h3_fit_phase *p = &f->phase[i];
+        const size_t ring = p->ring ? p->ring : 1;
+        const size_t host =
+            p->sum[H3_FIT_HOST] > p->released ? p->sum[H3_FIT_HOST] - p->released : 0;
+        const size_t taken = host + f->room.ram_free / 8;
+        if (!p->is_used) continue;
+        p->budget = e->offload == H3_OFFLOAD_NONE   ? 0
+                    : e->offload == H3_OFFLOAD_AUTO ? h3_fit_budget(f, (h3_fit_name)i)
+                                                    : ring;
+        if (!f->room.has_device || !p->budget || p->sum[H3_FIT_MAPPED] <= p->budget) continue;
+        if (e->offload == H3_OFFLOAD_DISK || f->room.ram_free <= taken) continue;
+        p->pinned = f->room.ram_free - taken;
+        if (p->pinned > p->sum[H3_FIT_MAPPED]) p->pinned = p->sum[H3_FIT_MAPPED];
+        add(p, H3_FIT_PINNED, "streamed weights, at most", p->pinned);
+    }
+}
+
 h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
 {
-    const h3_engine *e = j->e;
+    h3_engine *e = j->e;
     planner k = {.j = j, .fit = out, .is_host = e->dev->mem == H3_HOST};
     const h3_request *rq = j->rq;
     h3_status st;
 
     memset(out, 0, sizeof *out);
-    H3_TRY(h3_dev_open(&k.plan, "plan", NULL));
+    if (!e->plan) H3_TRY(h3_dev_open(&e->plan, "plan", NULL));
+    k.plan = e->plan;
     k.plan->comm = e->dev->comm; // this rank's share is planned
     st = plan_all(&k);
-    h3_dev_close(&k.plan);
     out->room = h3_fit_room_now(rq->out_path     ? rq->out_path
                                 : rq->frames_dir ? rq->frames_dir
                                                  : rq->wav_path,
@@ -551,11 +561,13 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
     if (st == H3_OK && e->dev->memory) {
         out->room.has_device = true;
         st = e->dev->memory(e->dev, &out->room.vram_free, &out->room.vram_total);
+        out->room.vram_free += h3_stores_held(e->dev, -1); // kept weights make way
         snprintf(out->room.vram_by, sizeof out->room.vram_by, "%s", e->dev->name);
         if (e->vram_limit && e->vram_limit < out->room.vram_free) {
             out->room.vram_free = e->vram_limit;
             snprintf(out->room.vram_by, sizeof out->room.vram_by, "--vram");
         }
     }
+    if (st == H3_OK) place_weights(out, e);
     return st;
 }

@@ -44,6 +44,8 @@ typedef struct h3_fit_phase {
     size_t sum[H3_FIT_KINDS];
     size_t released; ///< of what was held at planning, bytes that are gone by then
     size_t ring;     ///< two groups of weights: the least that must be resident to stream the rest
+    size_t budget;   ///< bytes of weights that may stay resident where the device computes; 0: all
+    size_t pinned;   ///< host memory for pinned copies of streamed weights: what is to spare
 } h3_fit_phase;
 
 typedef enum h3_fit_name {

@@ -152,7 +152,7 @@ static json_t *phase_json(const h3_fit_table *f, int i)
     json_object_set_new(o, "released", json_integer((json_int_t)p->released));
     json_object_set_new(o, "weights_at_least", json_integer((json_int_t)p->ring));
     json_object_set_new(o, "weight_budget",
-                        json_integer((json_int_t)h3_fit_budget(f, (h3_fit_name)i)));
+                        json_integer((json_int_t)p->budget));
     json_object_set_new(o, "rows", rows_json(p));
     return o;
 }
@@ -204,7 +204,7 @@ static char *append(char *text, const char *more)
 static char *append_phase(char *text, const h3_fit_table *f, int i)
 {
     const h3_fit_phase *p = &f->phase[i];
-    const size_t budget = h3_fit_budget(f, (h3_fit_name)i);
+    const size_t budget = p->budget;
     char line[256], a[24], b[24], c[24], device[64] = "", weights[96] = "";
 
     if (f->room.has_device)

@@ -205,6 +205,8 @@ void h3_engine_close(h3_engine **ep)
     for (int i = 0; i < e->n_loras; i++)
         free(e->lora[i]);
     free(e->part_notes);
+    (void)h3_parts_close(e);
+    h3_dev_close(&e->plan);
     h3_memo_free(&e->embeds);
     for (int i = 0; i < H3_MAX_CONDITIONS; i++) {
         h3_memo_free(&e->condition[i]);

@@ -75,8 +75,7 @@ static void tile_done(void *user, int64_t done, int64_t total)
 static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
 {
     h3_engine *e = j->e;
-    h3_checkpoint *ck = NULL;
-    h3_audio_vae *v = NULL;
+    h3_part *p = NULL;
     h3_status st;
 
     const h3_tensor z =
@@ -85,11 +84,10 @@ static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
     *n = j->latents.n_audio * H3_AUDIO_HOP;
     *pcm = malloc((size_t)(2 * *n) * sizeof(float));
     if (!*pcm) return h3_fail(H3_E_NOMEM, "no memory for %lld samples of sound", (long long)*n);
-    st = h3_ckpt_open(&ck, e->model.audio_vae, H3_ROLE_AUDIO_VAE, &e->ckpt);
-    if (st == H3_OK) st = h3_audio_vae_open(&v, e->dev, ck, H3_AUDIO_VAE_DECODER);
-    if (st == H3_OK) st = h3_audio_vae_decode(e->dev, v, z, NULL, *pcm);
-    h3_audio_vae_close(&v);
-    h3_ckpt_close(&ck);
+    st = h3_part_open(&p, e, e->dev, H3_PART_SOUND, (h3_part_how){0});
+    if (st == H3_OK) st = h3_part_bind(p, e);
+    if (st == H3_OK) st = h3_audio_vae_decode(e->dev, p->net.audio, z, NULL, *pcm);
+    h3_part_leave(&p, e, st);
     return h3_job_name_stage(st, "sound decoder");
 }
 
@@ -99,21 +97,21 @@ static h3_status decode_picture(h3_job *j, h3_output *out)
     h3_engine *e = j->e;
     decode_user u = {j, out, h3_now()};
     const h3_video_decode_opts opts = {.act = H3_F32, .progress = tile_done, .progress_user = &u};
-    h3_checkpoint *ck = NULL;
-    h3_video_vae *v = NULL;
+    h3_part *p = NULL;
     size_t bytes = 0;
     h3_status st;
 
-    st = h3_ckpt_open(&ck, e->model.video_vae, H3_ROLE_VIDEO_VAE, &e->ckpt);
-    if (st == H3_OK) st = h3_video_vae_open(&v, e->dev, ck, H3_VIDEO_VAE_DECODER);
-    if (st == H3_OK) st = h3_video_vae_decode_bytes(e->dev, v, ne[1], ne[2], ne[3], &opts, &bytes);
+    st = h3_part_open(&p, e, e->dev, H3_PART_PICTURE, (h3_part_how){0});
+    if (st == H3_OK) st = h3_part_bind(p, e);
+    if (st == H3_OK)
+        st = h3_video_vae_decode_bytes(e->dev, p->net.video, ne[1], ne[2], ne[3], &opts, &bytes);
     if (st == H3_OK) st = h3_dev_scratch(e->dev, bytes);
     if (bytes > j->rs->scratch_bytes) j->rs->scratch_bytes = bytes;
     if (st == H3_OK)
-        st = h3_video_vae_decode(e->dev, v, h3_host_tensor(j->latents.video, H3_F32, 4, ne), &opts,
+        st = h3_video_vae_decode(e->dev, p->net.video,
+                                 h3_host_tensor(j->latents.video, H3_F32, 4, ne), &opts,
                                  take_frames, &u);
-    h3_video_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&p, e, st);
     return h3_job_name_stage(st, "video decoder");
 }
 

@@ -17,7 +17,7 @@ static h3_memo_key pixels_key(const h3_job *j, const h3_checkpoint *ck, int i)
     const h3_prepared *p = &j->prepared[i];
     const int64_t n = c->shape.kind == H3_COND_VIDEO ? c->n_encoded : 1;
     const int64_t ne[3] = {n, p->h, p->w};
-    h3_memo_key k = h3_memo_start(h3_ckpt_fingerprint(ck));
+    h3_memo_key k = h3_memo_start(h3_ckpt_identity(ck));
 
     h3_memo_mix(&k, ne, sizeof ne);
     h3_memo_mix(&k, p->rgb, (size_t)(n * p->h * p->w) * 3);
@@ -27,7 +27,7 @@ static h3_memo_key pixels_key(const h3_job *j, const h3_checkpoint *ck, int i)
 static h3_memo_key sound_key(const h3_job *j, const h3_checkpoint *ck, int i)
 {
     const h3_prepared *p = &j->prepared[i];
-    h3_memo_key k = h3_memo_start(h3_ckpt_fingerprint(ck));
+    h3_memo_key k = h3_memo_start(h3_ckpt_identity(ck));
 
     h3_memo_mix(&k, p->pcm, (size_t)(2 * p->n_samples) * sizeof(float));
     return k;
@@ -83,24 +83,22 @@ done:
 static h3_status encode_all_pixels(h3_job *j)
 {
     h3_engine *e = j->e;
-    h3_checkpoint *ck = NULL;
-    h3_video_vae *v = NULL;
+    h3_part *p = NULL;
     h3_status st;
 
-    st = h3_ckpt_open(&ck, e->model.video_vae, H3_ROLE_VIDEO_VAE, &e->ckpt);
-    if (st == H3_OK) st = h3_video_vae_open(&v, e->dev, ck, H3_VIDEO_VAE_ENCODER);
+    st = h3_part_open(&p, e, e->dev, H3_PART_PIXELS, (h3_part_how){0});
+    if (st == H3_OK) st = h3_part_bind(p, e);
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
         if (!h3_job_is_mine(j, i)) continue;
         const h3_condition_shape *c = &j->plan->conditions[i].shape;
         if (c->kind != H3_COND_AUDIO)
-            st = recall_or(j, &e->condition[i],
-                           e->keeps ? pixels_key(j, ck, i) : (h3_memo_key){0, 0}, &j->condition[i],
-                           (size_t)(H3_VIDEO_CHANNELS * c->t * c->h * c->w) * sizeof(float),
-                           encode_pixels, v, i);
+            st = recall_or(
+                j, &e->condition[i], e->keeps ? pixels_key(j, p->ck, i) : (h3_memo_key){0, 0},
+                &j->condition[i], (size_t)(H3_VIDEO_CHANNELS * c->t * c->h * c->w) * sizeof(float),
+                encode_pixels, p->net.video, i);
         if (st == H3_OK) h3_job_step(j, i + 1, j->plan->n_conditions, 0);
     }
-    h3_video_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&p, e, st);
     return h3_job_name_stage(st, "video encoder");
 }
 
@@ -119,22 +117,20 @@ static h3_status encode_sound(h3_job *j, void *net, int i)
 static h3_status encode_all_sound(h3_job *j)
 {
     h3_engine *e = j->e;
-    h3_checkpoint *ck = NULL;
-    h3_audio_vae *v = NULL;
+    h3_part *p = NULL;
     h3_status st;
 
-    st = h3_ckpt_open(&ck, e->model.audio_vae, H3_ROLE_AUDIO_VAE, &e->ckpt);
-    if (st == H3_OK) st = h3_audio_vae_open(&v, e->dev, ck, H3_AUDIO_VAE_ENCODER);
+    st = h3_part_open(&p, e, e->dev, H3_PART_SOUND_IN, (h3_part_how){0});
+    if (st == H3_OK) st = h3_part_bind(p, e);
     for (int i = 0; st == H3_OK && i < j->plan->n_conditions; i++) {
         const int64_t n = j->plan->conditions[i].shape.n_audio;
         if (n == 0 || !h3_job_is_mine(j, i)) continue;
         st =
-            recall_or(j, &e->sound[i], e->keeps ? sound_key(j, ck, i) : (h3_memo_key){0, 0},
+            recall_or(j, &e->sound[i], e->keeps ? sound_key(j, p->ck, i) : (h3_memo_key){0, 0},
                       &j->sound_rows[i], (size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float),
-                      encode_sound, v, i);
+                      encode_sound, p->net.audio, i);
     }
-    h3_audio_vae_close(&v);
-    h3_ckpt_close(&ck);
+    h3_part_leave(&p, e, st);
     return h3_job_name_stage(st, "audio encoder");
 }
 

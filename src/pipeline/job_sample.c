@@ -201,11 +201,15 @@ static h3_status add_loras(h3_job *j, h3_checkpoint *ck)
         opts.strength = e->lora_strength[i];
         st = h3_ckpt_add_lora(ck, e->lora[i], &opts, &r);
         if (st == H3_OK) {
-            h3_job_say(
-                j, H3_EVENT_INFO,
-                "adapter %s: %lld of %lld modules matched, rank %lld..%lld, strength %g (%s keys)",
-                e->lora[i], (long long)r.n_matched, (long long)r.n_modules, (long long)r.rank_min,
-                (long long)r.rank_max, (double)opts.strength, r.form);
+            char alpha[48] = "none"; // the file's scale is then 1
+            if (isfinite(r.alpha_min))
+                snprintf(alpha, sizeof alpha, "%g..%g", (double)r.alpha_min, (double)r.alpha_max);
+            h3_job_say(j, H3_EVENT_INFO,
+                       "adapter %s: %lld of %lld modules matched, rank %lld..%lld, alpha %s, "
+                       "strength %g (%s keys)",
+                       e->lora[i], (long long)r.n_matched, (long long)r.n_modules,
+                       (long long)r.rank_min, (long long)r.rank_max, alpha, (double)opts.strength,
+                       r.form);
             if (r.unmatched)
                 h3_job_say(j, H3_EVENT_WARNING, "adapter %s: no match for %s", e->lora[i],
                            r.unmatched);
@@ -221,27 +225,24 @@ h3_status h3_job_sample(h3_job *j)
     const h3_layout *l = j->layout;
     const int64_t nv = (l->n_video - l->n_condition_video) * H3_VIDEO_CHANNELS * 4;
     const int64_t na = (l->n_audio - l->n_condition_audio) * H3_AUDIO_LATENT_CHANNELS;
-    const char *path = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
+    const h3_part_kind kind = j->task == H3_REF2VA ? H3_PART_DIT_REF : H3_PART_DIT;
+    const h3_part_how how = {.is_expanded = j->fit.quant.is_expanded};
     float *video_out = malloc((size_t)nv * sizeof(float)),
           *audio_out = malloc((size_t)na * sizeof(float));
-    h3_ckpt_opts how = j->e->ckpt;
-    h3_checkpoint *ck = NULL;
-    h3_dit *m = NULL;
+    h3_part *p = NULL;
     h3_status st = H3_OK;
 
-    if (j->fit.quant.is_expanded) how.quant = H3_QUANT_EXPAND;
     if (!video_out || !audio_out) st = h3_fail(H3_E_NOMEM, "no memory for the generated rows");
-    if (st == H3_OK) st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, &how);
+    if (st == H3_OK) st = h3_part_open(&p, j->e, j->e->dev, kind, how);
     if (st == H3_OK && h3_job_is_first(j)) {
-        j->fingerprint = h3_job_fingerprint(j, ck);
+        j->fingerprint = h3_job_fingerprint(j, p->ck);
         if (j->rq->resume_path) st = h3_job_resume(j);
     }
     if (st == H3_OK) st = h3_job_share_rows(j);
-    if (st == H3_OK) st = add_loras(j, ck);
-    if (st == H3_OK) st = h3_dit_open(&m, ck, j->e->dev);
-    if (st == H3_OK) st = run_loop(j, m, video_out, audio_out);
-    h3_dit_close(&m);
-    h3_ckpt_close(&ck);
+    if (st == H3_OK && !p->net.any) st = add_loras(j, p->ck);
+    if (st == H3_OK) st = h3_part_bind(p, j->e);
+    if (st == H3_OK) st = run_loop(j, p->net.dit, video_out, audio_out);
+    h3_part_leave(&p, j->e, st);
     if (st == H3_OK) st = rows_to_latents(j, video_out, audio_out);
     if (st == H3_OK) st = h3_job_check_latents(j);
     free(video_out);

@@ -60,7 +60,7 @@ static void mix_media(h3_memo_key *k, const h3_encoder_media *m, int64_t n_rows,
 static h3_memo_key embeds_key(const h3_job *j, const h3_checkpoint *ck, const h3_encoder_in *in)
 {
     const h3_vision *v = &j->vision;
-    h3_memo_key k = h3_memo_start(h3_ckpt_fingerprint(ck));
+    h3_memo_key k = h3_memo_start(h3_ckpt_identity(ck));
     const size_t n = (size_t)in->n_rows;
 
     h3_memo_mix(&k, &j->e->act, sizeof j->e->act);
@@ -102,50 +102,63 @@ static void layer_done(void *user, int64_t done, int64_t total)
     u->last = now;
 }
 
+static size_t bytes_of(h3_tensor t)
+{
+    return (size_t)h3_numel(t) * h3_dtype_bytes((h3_dtype)t.dtype);
+}
+
+/* The conditioner of an open part, to j->embeds. */
+static h3_status compute_embeds(h3_job *j, h3_encoder *enc, const h3_encoder_in *in)
+{
+    h3_engine *e = j->e;
+    const h3_dtype act = (h3_dtype)e->act;
+    const int64_t ne[2] = {in->n_rows, h3_encoder_width(enc)};
+    h3_tensor out = {0};
+    size_t bytes = 0;
+    void *host = NULL;
+    h3_status st;
+
+    H3_TRY(h3_encoder_scratch_bytes(enc, in, &bytes));
+    H3_TRY(h3_dev_scratch(e->dev, bytes));
+    if (bytes > j->rs->scratch_bytes) j->rs->scratch_bytes = bytes;
+    st = h3_dev_alloc(e->dev, &out, act, 2, ne);
+    if (st == H3_OK) st = h3_job_name_stage(h3_encoder_run(enc, in, out), "text encoder");
+    if (st == H3_OK) {
+        host = malloc(bytes_of(out));
+        st = host ? h3_dev_download(e->dev, host, out)
+                  : h3_fail(H3_E_NOMEM, "no memory for prompt embeddings");
+        j->embeds = h3_tensor_2d(host, act, ne[0], ne[1]);
+        h3_tap(e->dev, out, "prompt_embeds");
+    }
+    h3_dev_free(e->dev, &out);
+    return st;
+}
+
 static h3_status run_encoder(h3_job *j)
 {
     h3_engine *e = j->e;
-    const bool has_vision = j->prompt.n_images + j->prompt.n_videos > 0;
-    layers_user layers = {j, h3_now()};
-    const h3_encoder_opts opts = {.act = (h3_dtype)e->act,
-                                  .has_vision = has_vision,
-                                  .progress = layer_done,
-                                  .progress_user = &layers};
+    const h3_part_how how = {.has_vision = j->prompt.n_images + j->prompt.n_videos > 0};
     const h3_encoder_in in = h3_job_encoder_in(j);
-    h3_checkpoint *ck = NULL;
-    h3_encoder *enc = NULL;
-    h3_tensor out = {0};
-    size_t bytes = 0;
+    const bool keeps = e->keeps && !e->dev->tap;
+    layers_user layers = {j, h3_now()};
+    h3_memo_key key = {0, 0};
+    h3_part *p = NULL;
     h3_status st;
 
-    h3_ckpt_opts how = e->ckpt;
-    how.extra = e->model.mmproj;
-    st = h3_ckpt_open(&ck, e->model.text_encoder, H3_ROLE_TEXT_ENCODER, &how);
-    if (st == H3_OK) st = check_markers(j, ck);
-    const bool keeps = st == H3_OK && e->keeps && !e->dev->tap;
-    const h3_memo_key key = keeps ? embeds_key(j, ck, &in) : (h3_memo_key){0, 0};
-    if (keeps && recall_embeds(j, key, in.n_rows)) goto done;
-    if (st == H3_OK) st = h3_encoder_open(&enc, ck, e->dev, &opts);
-    if (st == H3_OK) st = h3_encoder_scratch_bytes(enc, &in, &bytes);
-    if (st == H3_OK) st = h3_dev_scratch(e->dev, bytes);
-    if (bytes > j->rs->scratch_bytes) j->rs->scratch_bytes = bytes;
-    if (st != H3_OK) goto done;
-    const int64_t ne[2] = {in.n_rows, h3_encoder_width(enc)};
-    if ((st = h3_dev_alloc(e->dev, &out, opts.act, 2, ne)) != H3_OK) goto done;
-    st = h3_job_name_stage(h3_encoder_run(enc, &in, out), "text encoder");
-    if (st != H3_OK) goto done;
-    void *host = malloc((size_t)(ne[0] * ne[1]) * h3_dtype_bytes(opts.act));
-    st = host ? h3_dev_download(e->dev, host, out)
-              : h3_fail(H3_E_NOMEM, "no memory for prompt embeddings");
-    j->embeds = h3_tensor_2d(host, opts.act, ne[0], ne[1]);
-    h3_tap(e->dev, out, "prompt_embeds");
-    if (keeps && st == H3_OK)
-        h3_memo_keep(&e->embeds, key, host, (size_t)(ne[0] * ne[1]) * h3_dtype_bytes(opts.act));
-
-done:
-    h3_dev_free(e->dev, &out);
-    h3_encoder_close(&enc);
-    h3_ckpt_close(&ck);
+    st = h3_part_open(&p, e, e->dev, H3_PART_TEXT, how);
+    if (st == H3_OK) st = check_markers(j, p->ck);
+    if (st == H3_OK && keeps) key = embeds_key(j, p->ck, &in);
+    if (st == H3_OK && !(keeps && recall_embeds(j, key, in.n_rows))) {
+        st = h3_part_bind(p, e);
+        if (st == H3_OK) {
+            h3_encoder_watch(p->net.encoder, layer_done, &layers);
+            st = compute_embeds(j, p->net.encoder, &in);
+            h3_encoder_watch(p->net.encoder, NULL, NULL);
+        }
+        if (keeps && st == H3_OK)
+            h3_memo_keep(&e->embeds, key, j->embeds.data, bytes_of(j->embeds));
+    }
+    h3_part_leave(&p, e, st);
     return st;
 }
 

@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-h3_memo_key h3_memo_start(uint64_t fingerprint)
+h3_memo_key h3_memo_start(uint64_t identity)
 {
     h3_memo_key k = {0xcbf29ce484222325u, 0x9e3779b97f4a7c15u};
 
-    h3_memo_mix(&k, &fingerprint, sizeof fingerprint);
+    h3_memo_mix(&k, &identity, sizeof identity);
     return k;
 }
 

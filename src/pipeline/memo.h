@@ -3,7 +3,7 @@
  * latents of conditions, which cost a network each and often stay while the seed or the steps
  * change.
  *
- * A key covers everything that went into a result: the weights' fingerprint, settings, and every
+ * A key covers everything that went into a result: the weights' identity, settings, and every
  * byte of the input. Only the last result of each place is remembered.
  */
 #ifndef H3_PIPELINE_MEMO_H
@@ -23,7 +23,7 @@ typedef struct h3_memo {
     size_t bytes;
 } h3_memo;
 
-h3_memo_key h3_memo_start(uint64_t fingerprint);
+h3_memo_key h3_memo_start(uint64_t identity);
 /** Adds n bytes, and that they were n: neighbours cannot run into each other. p may be NULL if n is
  * 0.
  */

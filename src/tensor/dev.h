@@ -85,6 +85,10 @@ struct h3_dev {
     /** `q` goes on when mark `i`, as it was last set, is reached; at once if it never was. */
     h3_status (*await)(h3_dev *d, h3_queue q, int i);
     uint64_t marks_taken; ///< by stores, a bit each
+    /* All stores of this device, kept by store.c, and what the caller calls those made from now on.
+     */
+    struct h3_store *stores;
+    int store_tag;
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
     /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */

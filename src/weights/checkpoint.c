@@ -192,6 +192,43 @@ const json_t *h3_ckpt_config(const h3_checkpoint *ck, const char *which)
     return json_is_null(j) ? NULL : j;
 }
 
+h3_status h3_ckpt_mark(h3_checkpoint *ck, char *path)
+{
+    h3_marked *grown = realloc(ck->marked, (ck->n_marked + 1) * sizeof *grown);
+
+    if (!grown) {
+        free(path);
+        return h3_fail(H3_E_NOMEM, "%s: no memory to open it", ck->path);
+    }
+    ck->marked = grown;
+    ck->marked[ck->n_marked++] = (h3_marked){path, h3_path_mark(path)};
+    return H3_OK;
+}
+
+static bool are_same_files(const h3_manifest *m)
+{
+    for (uint32_t i = 0; i < h3_manifest_n_files(m); i++) {
+        const h3_file *f = h3_manifest_file(m, i);
+        if (h3_path_mark(f->path) != f->mark) return false;
+    }
+    return true;
+}
+
+bool h3_ckpt_is_fresh(const h3_checkpoint *ck)
+{
+    char *located = NULL;
+    bool is_same = h3_manifest_locate(&located, ck->path) == H3_OK && ck->located &&
+                   strcmp(located, ck->located) == 0;
+
+    free(located);
+    is_same = is_same && are_same_files(ck->m);
+    for (size_t i = 0; is_same && i < ck->n_adapters; i++)
+        is_same = are_same_files(h3_adapter_files(ck->adapters[i]));
+    for (size_t i = 0; is_same && i < ck->n_marked; i++)
+        is_same = h3_path_mark(ck->marked[i].path) == ck->marked[i].mark;
+    return is_same;
+}
+
 /* A config file that is there but broken must not be taken for an absent one. */
 static h3_status load_configs(h3_checkpoint *ck)
 {
@@ -210,9 +247,8 @@ static h3_status load_configs(h3_checkpoint *ck)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char *path = h3_path_join(ck->folder, names[i]);
         json_t *j = NULL;
-        h3_status st = h3_path_exists(path) ? h3_json_load(&j, path) : H3_OK;
-        free(path);
-        H3_TRY(st);
+        H3_TRY(h3_ckpt_mark(ck, path));
+        H3_TRY(h3_path_exists(path) ? h3_json_load(&j, path) : H3_OK);
         json_object_set_new(ck->configs, names[i], j ? j : json_null());
     }
     return H3_OK;
@@ -366,12 +402,14 @@ static h3_status add_vision_file(h3_checkpoint *ck)
     if (d) closedir(d);
     if (n == 1) st = h3_manifest_append(ck->m, found);
     free(found);
-    free(dir);
-    return st;
+    const h3_status marked = h3_ckpt_mark(ck, dir); // another one may come
+    return st == H3_OK ? marked : st;
 }
 
 static h3_status open_parts(h3_checkpoint *ck, h3_role role, const h3_ckpt_opts *opts)
 {
+    H3_TRY(h3_manifest_locate(&ck->located, ck->path));
+    H3_TRY(h3_ckpt_mark(ck, h3_strdupf("%s", ck->located))); // an index is read, not mapped
     H3_TRY(h3_manifest_open(&ck->m, ck->path));
     if (opts && opts->extra) H3_TRY(h3_manifest_append(ck->m, opts->extra));
     h3_names_detect(&ck->naming, ck->m);
@@ -427,6 +465,10 @@ void h3_ckpt_close(h3_checkpoint **ckp)
         free(ck->items[i].name);
     for (size_t i = 0; i < ck->n_adapters; i++)
         h3_adapter_free(&ck->adapters[i]);
+    for (size_t i = 0; i < ck->n_marked; i++)
+        free(ck->marked[i].path);
+    free(ck->marked);
+    free(ck->located);
     free(ck->adapters);
     free(ck->vectors);
     free(ck->items);

@@ -61,6 +61,12 @@ H3_NODISCARD h3_status h3_ckpt_open(h3_checkpoint **out, const char *path, h3_ro
                                     const h3_ckpt_opts *opts);
 void h3_ckpt_close(h3_checkpoint **ck);
 
+/** False when a file that it was made from (weights, index, configuration, adapters) was exchanged,
+ *  written to, moved or added since: opening it again would give something else. */
+bool h3_ckpt_is_fresh(const h3_checkpoint *ck);
+/** Of those files, their names and times, and of h3_ckpt_fingerprint: equal only for what would give
+ *  the same numbers, as far as a file system tells. */
+uint64_t h3_ckpt_identity(const h3_checkpoint *ck);
 /** The path it was opened from, for messages. */
 const char *h3_ckpt_path(const h3_checkpoint *ck);
 /** Parsed config.json beside the weights, or NULL. `which` names the file ("config.json",
@@ -186,6 +192,11 @@ void h3_store_release(h3_store *s, int group);
 void h3_store_drop(h3_store *s);
 /** Bytes of weights that the store has where the device computes. */
 size_t h3_store_held(const h3_store *s);
+/** The same over all stores of a device that were made while d->store_tag was `tag`, or all (-1).
+ */
+size_t h3_stores_held(const h3_dev *d, int tag);
+/** Drops all stores of a device; none may be in use. */
+void h3_stores_drop(h3_dev *d);
 void h3_store_free(h3_store **s);
 
 /** Adds every MATRIX of a spec table, bound in `base`, to a group. */

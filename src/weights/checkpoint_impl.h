@@ -22,6 +22,12 @@ typedef struct h3_item {
     size_t expanded_bytes, expanded_from;   ///< what they take, and took as stored
 } h3_item;
 
+/** A path and what lay there (h3_path_mark). */
+typedef struct h3_marked {
+    char *path;
+    uint64_t mark;
+} h3_marked;
+
 typedef struct h3_device_vector {
     h3_dev *dev;
     h3_tensor t;
@@ -47,10 +53,16 @@ struct h3_checkpoint {
     char **ignored;
     size_t n_ignored;
     json_t *configs; ///< name -> parsed file
+    /* Small files that were read, or were not there, when it was opened; see h3_ckpt_is_fresh. */
+    h3_marked *marked;
+    size_t n_marked;
+    char *located; ///< the file that `path` stood for
     struct h3_adapter **adapters;
     size_t n_adapters;
 };
 
+/** The files of an adapter (lora.c). */
+const h3_manifest *h3_adapter_files(const struct h3_adapter *ad);
 const h3_item *h3_ckpt_item(const h3_checkpoint *ck, const char *name);
 /** Parts of an item in canonical row order (at most H3_MAX_PARTS). */
 H3_NODISCARD h3_status h3_item_parts(h3_checkpoint *ck, h3_item *it, h3_weight_part *part, int *n);
@@ -62,6 +74,8 @@ H3_NODISCARD h3_status h3_item_expand(h3_checkpoint *ck, h3_item *it, const h3_d
 bool h3_item_is_interleaved(const h3_checkpoint *ck, const h3_item *it);
 /** All values of an item, canonical row order as stored (fused q/k/v not reordered). */
 H3_NODISCARD h3_status h3_item_floats(h3_checkpoint *ck, h3_item *it, float *out);
+/** Remembers what lies at `path` (taken over) now. */
+H3_NODISCARD h3_status h3_ckpt_mark(h3_checkpoint *ck, char *path);
 /** Path of the file that holds the item's first piece. */
 const char *h3_item_file(const h3_checkpoint *ck, const h3_item *it);
 

@@ -292,14 +292,11 @@ static h3_status find_file_alpha(job *j)
     }
     beside = slash ? h3_strdupf("%.*s/adapter_config.json", (int)(slash - j->path), j->path)
                    : h3_strdupf("adapter_config.json");
+    H3_TRY(h3_ckpt_mark(j->ck, beside));
     if (isnan(j->file_alpha) && h3_path_exists(beside)) {
-        h3_status st = h3_json_load(&cfg, beside);
-        if (st == H3_OK) config_alpha(cfg, &j->file_alpha);
-        json_decref(st == H3_OK ? cfg : NULL);
-        free(beside);
-        H3_TRY(st);
-    } else {
-        free(beside);
+        H3_TRY(h3_json_load(&cfg, beside));
+        config_alpha(cfg, &j->file_alpha);
+        json_decref(cfg);
     }
     if (isnan(j->file_alpha) && j->opts.alpha > 0) j->file_alpha = j->opts.alpha;
     return H3_OK;
@@ -595,6 +592,11 @@ h3_status h3_ckpt_add_lora(h3_checkpoint *ck, const char *path, const h3_lora_op
         report->unmatched = NULL;
     }
     return st;
+}
+
+const h3_manifest *h3_adapter_files(const struct h3_adapter *ad)
+{
+    return ad->m;
 }
 
 h3_status h3_lora_bind(h3_checkpoint *ck, const h3_item *it, h3_weight *w)

@@ -39,6 +39,8 @@ typedef struct reader {
 
 struct h3_store {
     h3_dev *dev;
+    int tag;
+    struct h3_store *next; // of the device
     group *groups;
     int n_groups;
     bool is_settled; ///< bytes and is_kept are known
@@ -58,6 +60,9 @@ h3_status h3_store_create(h3_store **out, h3_dev *d)
     *out = s;
     if (!s) return h3_fail(H3_E_NOMEM, "no memory for a weight store");
     s->dev = d;
+    s->tag = d->store_tag;
+    s->next = d->stores;
+    d->stores = s;
     return H3_OK;
 }
 
@@ -394,11 +399,31 @@ void h3_store_drop(h3_store *s)
     s->is_settled = false;
 }
 
+size_t h3_stores_held(const h3_dev *d, int tag)
+{
+    size_t n = 0;
+
+    for (const h3_store *s = d->stores; s; s = s->next)
+        if (tag < 0 || s->tag == tag) n += h3_store_held(s);
+    return n;
+}
+
+void h3_stores_drop(h3_dev *d)
+{
+    for (h3_store *s = d->stores; s; s = s->next)
+        h3_store_drop(s);
+}
+
 void h3_store_free(h3_store **sp)
 {
     h3_store *s = sp ? *sp : NULL;
 
     if (!s) return;
+    for (h3_store **at = &s->dev->stores; *at; at = &(*at)->next)
+        if (*at == s) {
+            *at = s->next;
+            break;
+        }
     stop_reader(&s->ahead);
     h3_store_drop(s);
     for (int i = 0; i < s->n_groups; i++)

@@ -46,6 +46,24 @@ static uint64_t mix(uint64_t h, const void *p, size_t n)
     return h;
 }
 
+static uint64_t mix_files(uint64_t h, const h3_manifest *m)
+{
+    for (uint32_t i = 0; i < h3_manifest_n_files(m); i++)
+        h = mix(h, &h3_manifest_file(m, i)->mark, sizeof(uint64_t));
+    return h;
+}
+
+uint64_t h3_ckpt_identity(const h3_checkpoint *ck)
+{
+    uint64_t h = mix_files(h3_ckpt_fingerprint(ck), ck->m);
+
+    for (size_t i = 0; i < ck->n_adapters; i++)
+        h = mix_files(h, h3_adapter_files(ck->adapters[i]));
+    for (size_t i = 0; i < ck->n_marked; i++)
+        h = mix(h, &ck->marked[i].mark, sizeof ck->marked[i].mark);
+    return h;
+}
+
 uint64_t h3_ckpt_fingerprint(const h3_checkpoint *ck)
 {
     uint64_t h = 0xcbf29ce484222325u;

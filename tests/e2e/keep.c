@@ -1,7 +1,11 @@
 /**
- * An engine that remembers: run A, change one thing, run B equals a fresh B. And that it does
- * remember: a run with the same prompt and pictures calls the encoders no more.
+ * An engine that keeps: run A, change one thing (of the request, or of a file of the model), run B
+ * equals a fresh B. And that it does keep: a second run maps, checks and binds nothing, computes no
+ * modulation of the same schedule, and calls no encoder for the same prompt and pictures.
+ *
+ * The linker routes a few functions through counters here (--wrap, cmake/fit.cmake).
  */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,11 +13,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "dit.h"
+#include "file.h"
+#include "half.h"
 #include "job.h"
+#include "writer.h"
 
 static char key_a[64], key_b[64], wav[64], sound_a[64], sound_b[64];
 static h3_input first_a, first_b, last_a;
@@ -241,8 +250,295 @@ static void test_one_change(void **state)
     }
 }
 
+/* ------------------------------------------------------------------------------ files change */
+
+static char copy_dir[80], adapter[96];
+enum { T_DIM = 12 }; // of the tiny model
+
+/* An adapter of rank one on what `target` names; `seed` makes another one. */
+static void write_adapter(const char *target, int64_t rows, int64_t cols, int seed)
+{
+    char *tmp = h3_strdupf("%s.new", adapter), name[128];
+    const int64_t a[2] = {1, cols}, b[2] = {rows, 1};
+    h3_writer *w = NULL;
+
+    assert_int_equal(h3_writer_open(&w, tmp), H3_OK);
+    snprintf(name, sizeof name, "%s.lora_A.weight", target);
+    assert_int_equal(h3_writer_declare(w, name, H3_F32, 2, a), H3_OK);
+    snprintf(name, sizeof name, "%s.lora_B.weight", target);
+    assert_int_equal(h3_writer_declare(w, name, H3_F32, 2, b), H3_OK);
+    assert_int_equal(h3_writer_begin(w), H3_OK);
+    for (int64_t i = 0; i < rows + cols; i++) {
+        const float v = (float)((i * 7 + seed * 13) % 11 - 5) * 0.05f;
+        assert_int_equal(h3_writer_put(w, &v, sizeof v), H3_OK);
+    }
+    assert_int_equal(h3_writer_commit(&w), H3_OK);
+    assert_int_equal(rename(tmp, adapter), 0);
+    free(tmp);
+}
+
+static h3_engine *open_copy(bool keeps, float strength)
+{
+    h3_engine_opts eo = h3_engine_default();
+    h3_lora_file lora = {adapter, strength};
+    h3_engine *e = NULL;
+
+    eo.model = copy_dir;
+    eo.n_threads = 1;
+    eo.keep_loaded = keeps;
+    eo.loras = &lora;
+    eo.n_loras = strength != 0;
+    if (h3_engine_open(&e, &eo) != H3_OK) fail_msg("%s", h3_error());
+    return e;
+}
+
+/* A number in the first part of a tensor is changed where the file lies. */
+static void scratch(const char *file, const char *tensor)
+{
+    char *path = h3_strdupf("%s/FL2VA/%s", copy_dir, file);
+    h3_manifest *m = NULL;
+    const h3_entry *e;
+    int fd;
+
+    assert_int_equal(h3_manifest_open(&m, path), H3_OK);
+    e = h3_manifest_find(m, tensor);
+    if (!e) fail_msg("%s has no %s", path, tensor);
+    const off_t at = (off_t)e->offset;
+    const int64_t n = e->dtype == H3_F32 ? 4 : 2;
+    h3_manifest_close(&m);
+    fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    for (int i = 0; i < 64; i++) { // not in its middle, where fingerprints look
+        unsigned char b[4];
+        assert_int_equal(pread(fd, b, (size_t)n, at + i * n), n);
+        b[n - 1] ^= 0x80; // the sign
+        assert_int_equal(pwrite(fd, b, (size_t)n, at + i * n), n);
+    }
+    close(fd);
+    free(path);
+}
+
+static void scratch_adaln(void)
+{
+    scratch("transformer/model-00002-of-00003.safetensors", "blocks.0.adaln_proj.linear.weight");
+}
+
+static void scratch_block(void)
+{
+    scratch("transformer/model-00002-of-00003.safetensors", "blocks.0.mlp.fc1.weight");
+}
+
+static void scratch_norm(void)
+{
+    scratch("transformer/model-00003-of-00003.safetensors", "final_layer.norm.weight");
+}
+
+static void scratch_encoder(void)
+{
+    scratch("text_encoder/model-00001-of-00002.safetensors",
+            "model.language_model.layers.0.self_attn.q_proj.weight");
+}
+
+/* The same bytes under another inode, then one number of it changed. */
+static void exchange_block(void)
+{
+    const char *file = "transformer/model-00002-of-00003.safetensors";
+    char *cmd = h3_strdupf("cd %s/FL2VA && cp %s x && mv x %s", copy_dir, file, file);
+
+    assert_int_equal(system(cmd), 0);
+    free(cmd);
+    scratch_block();
+}
+
+static void change_config(void)
+{
+    char *cmd = h3_strdupf("cd %s/FL2VA/text_encoder && sed -i 's/\"rms_norm_eps\": "
+                           "[0-9.e-]*/\"rms_norm_eps\": 0.1/' config.json",
+                           copy_dir);
+    assert_int_equal(system(cmd), 0);
+    free(cmd);
+}
+
+static void other_adapter(void)
+{
+    write_adapter("blocks.0.attn.out_proj", 96, 128, 2);
+}
+
+static void other_adaln_adapter(void)
+{
+    write_adapter("blocks.0.adaln_proj.linear", 1728, T_DIM, 2);
+}
+
+static void test_files_change(void **state)
+{
+    static const struct {
+        const char *name;
+        void (*apply)(void);
+        int adapter; // 0 none, 1 on a block, 2 on the modulation
+    } list[] = {
+        {"modulation weights", scratch_adaln, 0},
+        {"block weights", scratch_block, 0},
+        {"a vector", scratch_norm, 0},
+        {"text encoder weights", scratch_encoder, 0},
+        {"an exchanged file", exchange_block, 0},
+        {"a configuration", change_config, 0},
+        {"another adapter", other_adapter, 1},
+        {"modulation adapter", other_adaln_adapter, 2},
+        {"weights under an adapter", scratch_adaln, 1},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        h3_request rq = small();
+        if (list[i].adapter == 1) write_adapter("blocks.0.attn.out_proj", 96, 128, 1);
+        if (list[i].adapter == 2) write_adapter("blocks.0.adaln_proj.linear", 1728, T_DIM, 1);
+        const float strength = list[i].adapter ? 1 : 0;
+        h3_engine *e = open_copy(true, strength);
+        const uint64_t a = run(e, &rq);
+        if (run(e, &rq) != a) fail_msg("%s: the second run differs", list[i].name);
+        usleep(20000); // a clock tick of the file system
+        list[i].apply();
+        const uint64_t b = run(e, &rq);
+        h3_engine_close(&e);
+        e = open_copy(false, strength);
+        const uint64_t want = run(e, &rq);
+        h3_engine_close(&e);
+        if (want == a) fail_msg("%s: does not matter", list[i].name);
+        if (b != want) fail_msg("%s: the change was not noticed", list[i].name);
+    }
+}
+
+/* Adapters and their strength are the engine's: two of them side by side do not mix. */
+static void test_strengths(void **state)
+{
+    h3_request rq = small();
+    uint64_t h[3];
+    (void)state;
+
+    write_adapter("blocks.0.adaln_proj.linear", 1728, T_DIM, 1);
+    h3_engine *e[3] = {open_copy(true, 1), open_copy(true, 0.5f), open_copy(true, 0)};
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < 3; i++) {
+            const uint64_t now = run(e[i], &rq);
+            if (round) assert_true(now == h[i]);
+            h[i] = now;
+        }
+    assert_true(h[0] != h[1] && h[1] != h[2] && h[0] != h[2]);
+    for (int i = 0; i < 3; i++)
+        h3_engine_close(&e[i]);
+}
+
 /* ------------------------------------------------------------------------------- is it remembered
  */
+
+static int n_maps, n_checks, n_binds, n_modulations;
+
+h3_status __real_h3_file_map(h3_file **out, const char *path);
+h3_status __wrap_h3_file_map(h3_file **out, const char *path);
+h3_status __wrap_h3_file_map(h3_file **out, const char *path)
+{
+    n_maps += strstr(path, ".ppm") == NULL; // the request's pictures are read anew
+    return __real_h3_file_map(out, path);
+}
+
+h3_status __real_h3_poison_check(const h3_weight *w);
+h3_status __wrap_h3_poison_check(const h3_weight *w);
+h3_status __wrap_h3_poison_check(const h3_weight *w)
+{
+    n_checks++;
+    return __real_h3_poison_check(w);
+}
+
+h3_status __real_h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec, int n,
+                         const int64_t *dims, void *base, int layer);
+h3_status __wrap_h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec, int n,
+                         const int64_t *dims, void *base, int layer);
+h3_status __wrap_h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec, int n,
+                         const int64_t *dims, void *base, int layer)
+{
+    n_binds++;
+    return __real_h3_bind(ck, d, spec, n, dims, base, layer);
+}
+
+h3_status __real_h3_dit_modulate(h3_dev *d, const h3_dit *m, h3_dit_state *s, const float *t);
+h3_status __wrap_h3_dit_modulate(h3_dev *d, const h3_dit *m, h3_dit_state *s, const float *t);
+h3_status __wrap_h3_dit_modulate(h3_dev *d, const h3_dit *m, h3_dit_state *s, const float *t)
+{
+    n_modulations += !d->is_plan;
+    return __real_h3_dit_modulate(d, m, s, t);
+}
+
+static void test_parts_stay_open(void **state)
+{
+    h3_request a = small(), s = small(), r = small(), k = small(), f = small();
+    (void)state;
+
+    seed(&s);
+    steps(&r);
+    to_keyframe(&k);
+    k.seed = 9;
+    shift(&f);
+    for (int keeps = 0; keeps < 2; keeps++) {
+        h3_engine *e = open_engine(keeps);
+        n_maps = n_checks = n_binds = n_modulations = 0;
+        (void)run(e, &a);
+        assert_true(n_maps > 0 && n_checks > 0 && n_binds > 0);
+        assert_int_equal(n_modulations, 1);
+        n_maps = n_checks = n_binds = n_modulations = 0;
+        (void)run(e, &s); // another seed
+        if (keeps) {
+            assert_int_equal(n_maps, 0);
+            assert_int_equal(n_checks, 0);
+            assert_int_equal(n_binds, 0);
+            assert_int_equal(n_modulations, 0);
+            (void)run(e, &r); // other steps: another schedule
+            assert_int_equal(n_modulations, 1);
+            (void)run(e, &f); // another shift
+            assert_int_equal(n_modulations, 2);
+            assert_int_equal(n_maps + n_checks + n_binds, 0);
+            (void)run(e, &k); // a keyframe: the encoders' turn, once
+            n_maps = n_checks = n_binds = 0;
+            k.seed = 10;
+            (void)run(e, &k);
+            assert_int_equal(n_maps + n_checks + n_binds, 0);
+        } else {
+            assert_true(n_maps > 0 && n_checks > 0 && n_binds > 0);
+            assert_int_equal(n_modulations, 1);
+        }
+        h3_engine_close(&e);
+    }
+}
+
+/* A run that is stopped leaves nothing half done behind. */
+static volatile int stop_after;
+static h3_engine *stopped;
+
+static void stop_there(void *user, const h3_event *ev)
+{
+    (void)user;
+    if (ev->kind == H3_EVENT_STEP && stop_after-- == 0) h3_cancel(stopped);
+}
+
+static void test_after_a_stop(void **state)
+{
+    h3_request a = small(), b = small();
+    (void)state;
+
+    seed(&b);
+    const uint64_t want = fresh(&b);
+    for (int at = 0; at < 12; at++) {
+        h3_engine *e = stopped = open_engine(true);
+        h3_result rs;
+        stop_after = at;
+        (void)run(e, &a);
+        b.on_event = stop_there;
+        const h3_status st = h3_generate(e, &b, &rs);
+        assert_true(st == H3_OK || st == H3_E_CANCELLED);
+        b.on_event = NULL;
+        if (run(e, &b) != want) fail_msg("stopped at event %d", at);
+        h3_engine_close(&e);
+    }
+}
 
 static uint64_t calls(const h3_engine *e, h3_op_id op)
 {
@@ -289,6 +585,7 @@ static void test_encoders_are_not_called_again(void **state)
 static int set_up(void **state)
 {
     const long id = (long)getpid();
+    char *cmd;
     (void)state;
 
     snprintf(key_a, sizeof key_a, "/tmp/h3av-keep-%ld-a.ppm", id);
@@ -306,22 +603,35 @@ static int set_up(void **state)
     refs_a[1].path = refs_c[1].path = refs_swapped[0].path = sound_a;
     refs_b[1].path = sound_b;
     refs_c[0].path = key_b;
-    return 0;
+    snprintf(copy_dir, sizeof copy_dir, "/tmp/h3av-keep-%ld-model", id);
+    snprintf(adapter, sizeof adapter, "/tmp/h3av-keep-%ld-adapter.safetensors", id);
+    cmd = h3_strdupf("cp -r %s %s && chmod -R u+w %s", H3_SOURCE_DIR "/tests/data/tiny-h3/original",
+                     copy_dir, copy_dir);
+    const int rc = system(cmd);
+    free(cmd);
+    return rc;
 }
 
 static int tear_down(void **state)
 {
-    const char *const all[] = {key_a, key_b, wav, sound_a, sound_b};
+    const char *const all[] = {key_a, key_b, wav, sound_a, sound_b, adapter};
+    char *cmd = h3_strdupf("rm -rf %s", copy_dir);
     (void)state;
 
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 6; i++)
         unlink(all[i]);
-    return 0;
+    const int rc = system(cmd);
+    free(cmd);
+    return rc;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parts_stay_open),
+        cmocka_unit_test(test_files_change),
+        cmocka_unit_test(test_strengths),
+        cmocka_unit_test(test_after_a_stop),
         cmocka_unit_test(test_encoders_are_not_called_again),
         cmocka_unit_test(test_one_change),
     };
