@@ -2,6 +2,7 @@
 #include "output.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "file.h"
 
@@ -50,6 +51,19 @@ static h3_status check_name(const char *path)
     return H3_OK;
 }
 
+/* A name that promises another container would mislead every program that trusts names. */
+static h3_status check_container(const char *path)
+{
+    static const char *const others[] = {"avi", "mkv", "webm", "gif", "wmv", "flv", "wav", "png"};
+    const char *dot = strrchr(path, '.');
+
+    for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)
+        if (strcasecmp(dot + 1, others[i]) == 0)
+            return h3_fail(H3_E_ARG, "output %s: only MP4 is written, name it %.*s.mp4", path,
+                           (int)(dot - path), path);
+    return H3_OK;
+}
+
 h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n_frames)
 {
     h3_frame_format format;
@@ -57,6 +71,7 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
     H3_TRY(frame_format(&format, rq->frames_format));
     if (rq->out_path) {
         const h3_mux_opt opt = h3_output_mux(rq, width, height, n_frames, 0);
+        H3_TRY(check_container(rq->out_path));
         H3_TRY(check_name(rq->out_path));
         H3_TRY(h3_mux_check(&opt));
     }

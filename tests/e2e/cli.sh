@@ -109,6 +109,9 @@ for layout in own original diffusers; do
         --text-encoder cv_text_encoder.safetensors --vae cv_video_vae.safetensors --audio-vae cv_audio_vae.safetensors -o cv.mp4
     check "layout $layout gives the same file" "$(cmp c.mp4 cv.mp4 && echo same)" same
 done
+mkfifo pipe
+refuses "a pipe as output" 2 "device or pipe" generate -p x $small -o pipe
+refuses "another container" 2 "only MP4 is written" generate -p x $small -o refused.avi
 refuses "layout unknown" 2 "own|original|diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --layout mine -o refused.mp4
 refuses "Q8_0 in another layout" 2 "diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 --layout diffusers -o refused.mp4
 succeeds "bench" bench --tiny --repeat 1
