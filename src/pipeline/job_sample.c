@@ -1,5 +1,6 @@
 /** The sample phase: noise, packing, the loop with its checkpoints, latents; see job.h. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

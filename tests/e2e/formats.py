@@ -125,9 +125,15 @@ def adapters(h, dit):
     for form in ("kohya", "diffusers"):
         write_safetensors(path, adapter(form))
         status, out, err = h.generate(f"{form}.mp4", "--lora", f"{path}:0.8")
-        check(f"{form} keys", status == 0 and "3 of 3 modules matched, rank 4..4, strength 0.8" in out + err, out + err)
+        alpha = "4..4" if form == "kohya" else "none"
+        check(f"{form} keys", status == 0 and f"3 of 3 modules matched, rank 4..4, alpha {alpha}, strength 0.8" in out + err, out + err)
         check(f"{form} changes the video", h.bytes_of(f"{form}.mp4") != h.bytes_of("base.mp4"))
     check("the same adapter in two forms", h.bytes_of("kohya.mp4") == h.bytes_of("diffusers.mp4"))
+    status, out, err = h.generate("half.mp4", "--lora", f"{path}:0.8", "--lora-alpha", "2")
+    check("alpha as given", status == 0 and "alpha 2..2" in out + err, out + err)
+    check("and used", h.bytes_of("half.mp4") not in (h.bytes_of("base.mp4"), h.bytes_of("diffusers.mp4")))
+    status, _, err = h.generate("twice.mp4", "--lora", f"{path}:1.6", "--lora-alpha", "2")
+    check("half the alpha at twice the strength", status == 0 and h.bytes_of("twice.mp4") == h.bytes_of("diffusers.mp4"), err)
     status, _, err = h.generate("none.mp4", "--lora", f"{path}:0.8", "--lora", f"{path}:-0.8")
     check("several with strengths", status == 0, err)
     strange = adapter("kohya")
@@ -175,6 +181,25 @@ def quantized(h, lora):
     check("expanded on request", "decoded at load" in said["expand"] and "as asked for" in said["--expand"], said)
     check("plan says it too", json.loads(h("plan", "-p", "x", "-m", h.model, "--dit", "q.gguf", "--expand", "--json")[1])
           ["memory"]["quantized"]["choice"] == "expand")
+
+
+def orders(h, dit):
+    """Rows whose sizes tell the order: taken the other way they are doubted, by inspect and by a run."""
+    check("plain values", h("dump", dit, "--all", "-o", "plain.safetensors")[0] == 0)
+    t = read_safetensors(os.path.join(h.work, "plain.safetensors"))
+    for name, (dtype, shape, raw) in t.items():
+        if "qkv_proj" in name:
+            v, third = struct.unpack(f"<{len(raw) // 4}f", raw), len(raw) // 12
+            t[name] = (dtype, shape, struct.pack(f"<{len(v)}f", *(x * (4, 1, 0.25)[i // third] for i, x in enumerate(v))))
+    for order, is_doubted in (("stacked", False), ("interleaved", True)):
+        write_safetensors(os.path.join(h.work, "order.safetensors"), t, {"h3av.qkv": order})
+        out = h("inspect", "order.safetensors")[1]
+        check(f"inspect says {order}", f"q/k/v rows: {order}" in out and ("WARNING" in out) == is_doubted, out)
+        status, out, err = h.generate("order.mp4", "--dit", "order.safetensors")
+        check(f"a run with {order}", status == 0 and ("does not look right" in out + err) == is_doubted, out + err)
+    status, out, err = h.generate("right.mp4", "--dit", "order.safetensors", "--qkv", "stacked")
+    check("overridden", status == 0 and "does not look right" not in out + err
+          and h.bytes_of("right.mp4") != h.bytes_of("order.mp4"), out + err)
 
 
 def strangers(h, dit):
@@ -336,6 +361,7 @@ def main(h3av, source):
         quantized(h, lora)
         merged(h, lora, dit)
         samples(h, source)
+        orders(h, dit)
         strangers(h, dit)
         vocabularies(h)
         poisoned(h)
