@@ -931,6 +931,38 @@ static void test_audio_vae_forms(void **state)
     free(base);
 }
 
+/* A file of f32 tensors with its matrices in bf16. */
+static char *in_bf16(const char *from, const char *name)
+{
+    char *out = in_folder(name);
+    h3_manifest *m = NULL;
+    h3_writer *w = NULL;
+
+    must(h3_manifest_open(&m, from));
+    must(h3_writer_open(&w, out));
+    for (int has_data = 0; has_data < 2; has_data++) {
+        for (int64_t i = 0; i < h3_manifest_count(m); i++) {
+            const h3_entry *e = h3_manifest_at(m, i);
+            const bool is_matrix = e->rank > 1 && !strstr(e->name, ".filter");
+            if (!has_data) {
+                must(h3_writer_declare(w, e->name, is_matrix ? H3_BF16 : H3_F32, e->rank, e->ne));
+                continue;
+            }
+            for (size_t at = 0; is_matrix && at < e->bytes; at += 4) {
+                float f;
+                memcpy(&f, e->data + at, 4);
+                const uint16_t b = h3_f32_to_bf16(f);
+                must(h3_writer_put(w, &b, 2));
+            }
+            if (!is_matrix) must(h3_writer_put(w, e->data, e->bytes));
+        }
+        if (!has_data) must(h3_writer_begin(w));
+    }
+    must(h3_writer_commit(&w));
+    h3_manifest_close(&m);
+    return out;
+}
+
 /* Both halves of both autoencoders of the small model, in every form that circulates. */
 static void test_whole_vaes(void **state)
 {
@@ -979,6 +1011,39 @@ static void test_whole_vaes(void **state)
             free(named);
         }
         free(path);
+    }
+    static const char *const files[2] = {TINY "original/FL2VA/video_vae/source/model.safetensors",
+                                         TINY "original/FL2VA/audio_vae/model.safetensors"};
+    for (int audio_too = 0; audio_too < 2; audio_too++) { // a folder like theirs, with bf16 in it
+        char *folder_of = h3_strdupf("%s/bf16-%d", folder, audio_too), *file, *narrow;
+        const char *beside_it[] = {"config.json", audio_too ? "metadata.json" : "source"};
+        assert_int_equal(mkdir(folder_of, 0700), 0);
+        for (int k = 0; k < 2; k++) {
+            char *from = h3_path_join(audio_too ? audio : video, beside_it[k]);
+            char *to = h3_path_join(folder_of, beside_it[k]);
+            char *only = h3_strdupf("%s/config.json", from),
+                 *there = h3_path_join(to, "config.json");
+            if (h3_path_is_dir(from)) {
+                assert_int_equal(mkdir(to, 0700), 0);
+                assert_int_equal(symlink(only, there), 0);
+            } else {
+                assert_int_equal(symlink(from, to), 0);
+            }
+            free(from);
+            free(to);
+            free(only);
+            free(there);
+        }
+        narrow = in_bf16(files[audio_too], "bf16.safetensors");
+        file =
+            h3_path_join(folder_of, audio_too ? "model.safetensors" : "source/model.safetensors");
+        assert_int_equal(rename(narrow, file), 0);
+        const vae_case c = {.file = folder_of, .base = audio_too ? audio : video, .limit = 0.05};
+        for (int h = 0; h < 2; h++)
+            check_vae(&c, audio_too ? H3_ROLE_AUDIO_VAE : H3_ROLE_VIDEO_VAE, h);
+        free(narrow);
+        free(file);
+        free(folder_of);
     }
     const vae_case split = {.file = test_model(TINY "diffusers/vae"), .base = video, .limit = 0};
     for (int h = 0; h < 2; h++)
