@@ -128,16 +128,26 @@ AMX void ISA(h3_cpu_amx_end)(void)
         if (na > 1) DOT_##kind(2, 5, 6);           \
         if (na > 1 && nb > 1) DOT_##kind(3, 5, 7); \
     } while (0)
-#define EACH_SUM(WHAT)                                 \
-    do {                                               \
-        WHAT(0, c);                                    \
-        if (nb > 1) WHAT(1, c + T);                    \
-        if (na > 1) WHAT(2, c + T * NR);               \
-        if (na > 1 && nb > 1) WHAT(3, c + T * NR + T); \
+#define EACH_SUM(WHAT)                                  \
+    do {                                                \
+        WHAT(0, to);                                    \
+        if (nb > 1) WHAT(1, to + T);                    \
+        if (na > 1) WHAT(2, to + T * NR);               \
+        if (na > 1 && nb > 1) WHAT(3, to + T * NR + T); \
     } while (0)
 #define SUM_ZERO(t, p)  TILE_ZERO(t)
-#define SUM_LOAD(t, p)  TILE_LOAD(t, p, B_STEP)
 #define SUM_STORE(t, p) TILE_STORE(t, p, B_STEP)
+
+/* Sums of one pass onto those of the passes before: chains of additions stay short, and the tiles
+ * need not be loaded again. */
+#define ADD_SUMS(type)                                                                     \
+    do {                                                                                   \
+        for (int i = 0; i < na * T; i++)                                                   \
+            for (int j = 0; j < nb; j++) {                                                 \
+                float *at = c + i * NR + j * T;                                            \
+                v_store(at, (vf)((type)v_load(at) + (type)v_load(part + i * NR + j * T))); \
+            }                                                                              \
+    } while (0)
 
 /* Lines of A two steps on: they come from level 2, and the tile loads leave no time to wait. */
 INLINE void fetch(const float *a, size_t a_step, const int rows)
@@ -152,11 +162,9 @@ INLINE AMX void bf16_tiles(const int na, const int nb, const h3_amx_split *s, in
 {
     const size_t a_step = (size_t)s->lda * 4;
     const int64_t ap = s->a_piece, bp = s->b_piece;
+    float part[AMX_ROWS * NR], *to = add ? part : c;
 
-    if (add)
-        EACH_SUM(SUM_LOAD);
-    else
-        EACH_SUM(SUM_ZERO);
+    EACH_SUM(SUM_ZERO);
     for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
         LOAD_B(b);
         LOAD_A(a);
@@ -180,17 +188,16 @@ INLINE AMX void bf16_tiles(const int na, const int nb, const h3_amx_split *s, in
         }
     }
     EACH_SUM(SUM_STORE);
+    if (add) ADD_SUMS(vf);
 }
 
 INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *a, const float *b,
                            float *c, bool add)
 {
     const size_t a_step = (size_t)LDA * 4;
+    float part[AMX_ROWS * NR], *to = add ? part : c;
 
-    if (add)
-        EACH_SUM(SUM_LOAD);
-    else
-        EACH_SUM(SUM_ZERO);
+    EACH_SUM(SUM_ZERO);
     for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
         LOAD_B(b);
         LOAD_A(a);
@@ -198,6 +205,7 @@ INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *
         DOTS(int8);
     }
     EACH_SUM(SUM_STORE);
+    if (add) ADD_SUMS(vi);
 }
 
 #define SIZE(na, nb)                                                                       \
