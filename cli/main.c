@@ -4,10 +4,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <h3av/h3av.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "args.h"
@@ -389,20 +391,67 @@ static int run(cli *c)
     return 70;
 }
 
+/* x264 alone wants more than 64 kB of stack. Where the system gives little (ulimit -s), commands
+ * run on a thread that has enough, and so do the threads of libraries. */
+enum { ENOUGH_STACK = 1 << 20, WIDE_STACK = 8 << 20 };
+
+typedef struct errand {
+    int (*run)(void *);
+    void *what;
+    int status;
+} errand;
+
+static void *run_errand(void *user)
+{
+    errand *e = user;
+    e->status = e->run(e->what);
+    return NULL;
+}
+
+static int with_stack(int (*run_it)(void *), void *what)
+{
+    errand e = {run_it, what, 70};
+    struct rlimit lim;
+    pthread_attr_t wide;
+    pthread_t t;
+
+    if (getrlimit(RLIMIT_STACK, &lim) != 0 || lim.rlim_cur >= ENOUGH_STACK) return run_it(what);
+    pthread_attr_init(&wide);
+    pthread_attr_setstacksize(&wide, WIDE_STACK);
+#ifdef __GLIBC__
+    (void)pthread_setattr_default_np(&wide);
+#endif
+    const bool is_started = pthread_create(&t, &wide, run_errand, &e) == 0;
+    pthread_attr_destroy(&wide);
+    if (!is_started) return run_it(what);
+    pthread_join(t, NULL);
+    return e.status;
+}
+
+static int run_command(void *c)
+{
+    return run(c);
+}
+
+static int run_worker(void *number)
+{
+    return srv_worker_main(atoi(number));
+}
+
 int main(int argc, char **argv)
 {
     static cli c; // large
     int status;
 
     if (argc == 3 && strcmp(argv[1], "--serve-worker") == 0) // a process of h3av serve's own
-        return srv_worker_main(atoi(argv[2]));
+        return with_stack(run_worker, argv[2]);
     hold_standard_files();
     ranks_hush();
     status = args_parse(&c, argc, argv);
 
     if (status == 0 && !ranks_is_idle(&c)) {
         catch_signals();
-        status = close_output(run(&c));
+        status = close_output(with_stack(run_command, &c));
     }
     args_free(&c);
     return status;

@@ -131,7 +131,12 @@ refuses "latents are no checkpoint" 4 "checkpoint" generate -p x $small --resume
 # ---- small surroundings
 ends "no home, no place for temporary files" 0 "env -i '$h3av' generate -p x $small -o b.mp4"
 check "same file" "$(cmp a.mp4 b.mp4 && echo same)" same
-ends "small stack" 0 "ulimit -s 256; '$h3av' generate -p x $small -o b.mp4"
+for kb in 256 64 32; do
+    rm -f b.mp4
+    ends "stack of $kb kB" 0 "ulimit -s $kb; '$h3av' generate -p x $small -o b.mp4"
+    check "same file from $kb kB of stack" "$(cmp a.mp4 b.mp4 && echo same)" same
+    check "nothing left by $kb kB of stack" "$(ls -A | grep -c 'part-')" 0
+done
 ends "few descriptors" 0 "ulimit -n 16; '$h3av' generate -p x $small -o b.mp4"
 "$h3av" generate -p x $small -o two.mp4 2>err &
 first=$!
