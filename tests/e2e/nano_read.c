@@ -1,11 +1,11 @@
 /**
  * Reads what a clip of the toy world shows and prints it as words:
  *
- *     nano_read FRAMES-DIR SOUND.wav   ->   red left black steady low 0.61 0.35
+ *     nano_read FRAMES-DIR SOUND.wav   ->   red circle left black steady low 0.61 0.35
  *
- * colour, direction, background, kind of sound, pitch, pan at the start and at the end (0 left, 1
- * right). Frames are binary PPM files in the order of their names, the sound is 16-bit stereo at 32
- * kHz. Only what cannot be mistaken is judged: shapes are left to tools/nano/measure.py.
+ * colour, shape, direction, background, kind of sound, pitch, pan at the start and at the end (0
+ * left, 1 right). Frames are binary PPM files in the order of their names, the sound is 16-bit
+ * stereo at 32 kHz. tools/nano/measure.py reads more, and more slowly.
  */
 #include <dirent.h>
 #include <math.h>
@@ -15,17 +15,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_FRAMES = 400, HOP = 800, FIRST_BIN = 3, LAST_BIN = 43 };
+enum {
+    MAX_FRAMES = 400,
+    HOP = 800,
+    FIRST_BIN = 3,
+    LAST_BIN = 43,
+    GRID = 40,
+    FINE = 160,
+    N_SHAPES = 6,
+    N_COLOURS = 9
+};
 
 typedef struct colour {
     const char *name;
     double rgb[3];
 } colour;
 
-static const colour COLOURS[] = {
+static const colour COLOURS[N_COLOURS] = {
+    // the last is an adapter's
     {"red", {0.90, 0.12, 0.12}},    {"orange", {1.00, 0.55, 0.05}}, {"yellow", {0.98, 0.90, 0.10}},
     {"green", {0.10, 0.68, 0.20}},  {"cyan", {0.10, 0.85, 0.90}},   {"blue", {0.12, 0.25, 0.92}},
-    {"purple", {0.55, 0.15, 0.80}}, {"pink", {1.00, 0.45, 0.75}},
+    {"purple", {0.55, 0.15, 0.80}}, {"pink", {1.00, 0.45, 0.75}},   {"lime", {0.62, 0.98, 0.10}},
 };
 static const colour BACKGROUNDS[] = {
     {"black", {0.04, 0.04, 0.04}}, {"white", {0.96, 0.96, 0.96}}, {"gray", {0.50, 0.50, 0.50}},
@@ -69,16 +79,102 @@ static unsigned char *read_ppm(const char *path, int *w, int *h)
     return p;
 }
 
+/* ---- shapes: masks moved to their centre and scaled to unit area, against those of the six ----
+ */
+
+static const char *const SHAPES[N_SHAPES] = {"circle", "square", "triangle",
+                                             "star",   "ring",   "cross"};
+static bool templates[N_SHAPES][GRID][GRID];
+
+/* Whether (x, y) lies in shape k of radius 1; y points down. */
+static bool is_inside(int k, double x, double y)
+{
+    const double rho = hypot(x, y), ax = fabs(x), ay = fabs(y), sector = 3.14159265358979323846 / 5;
+
+    switch (k) {
+    case 0:
+        return rho < 1;
+    case 1:
+        return fmax(ax, ay) < 0.86;
+    case 2:
+        return fmax(y - 0.12, 0.8660254 * ax - 0.5 * (y - 0.12)) < 0.62;
+    case 3: {
+        // the edge from the tip (1.2, 0) to the inner corner at 0.52
+        const double turn = fmod(atan2(x, -y) + 21 * sector, 2 * sector) - sector;
+        const double px = rho * cos(turn), py = fabs(rho * sin(turn));
+        const double ex = 0.52 * cos(sector) - 1.2, ey = 0.52 * sin(sector);
+        return (px - 1.2) * -ey + py * ex > 0;
+    }
+    case 4:
+        return fabs(rho - 0.76) < 0.26;
+    default:
+        return (ax < 1 && ay < 0.34) || (ax < 0.34 && ay < 1);
+    }
+}
+
+/* Mask [h, w] -> out; false when it is empty. */
+static bool normalize(const unsigned char *mask, int w, int h, bool out[GRID][GRID])
+{
+    double cx = 0, cy = 0, n = 0;
+
+    for (int y = 0; y < h; y++)
+        for (int x = 0; x < w; x++)
+            if (mask[y * w + x]) {
+                cx += x + 0.5;
+                cy += y + 0.5;
+                n++;
+            }
+    if (n == 0) return false;
+    for (int i = 0; i < GRID; i++)
+        for (int k = 0; k < GRID; k++) {
+            const double x = cx / n + ((k + 0.5) / GRID * 3.2 - 1.6) * sqrt(n);
+            const double y = cy / n + ((i + 0.5) / GRID * 3.2 - 1.6) * sqrt(n);
+            out[i][k] = x >= 0 && y >= 0 && x < w && y < h && mask[(int)y * w + (int)x];
+        }
+    return true;
+}
+
+static void make_templates(void)
+{
+    static unsigned char mask[FINE * FINE];
+
+    for (int s = 0; s < N_SHAPES; s++) {
+        for (int i = 0; i < FINE; i++)
+            for (int k = 0; k < FINE; k++)
+                mask[i * FINE + k] =
+                    is_inside(s, (k + 0.5) / FINE * 4 - 2, (i + 0.5) / FINE * 4 - 2);
+        (void)normalize(mask, FINE, FINE, templates[s]);
+    }
+}
+
+/* Adds how much the mask overlaps each shape: common over joint area. */
+static void compare_shapes(const unsigned char *mask, int w, int h, double overlap[N_SHAPES])
+{
+    bool seen[GRID][GRID];
+
+    if (!normalize(mask, w, h, seen)) return;
+    for (int s = 0; s < N_SHAPES; s++) {
+        int common = 0, joint = 0;
+        for (int i = 0; i < GRID; i++)
+            for (int k = 0; k < GRID; k++) {
+                common += seen[i][k] && templates[s][i][k];
+                joint += seen[i][k] || templates[s][i][k];
+            }
+        overlap[s] += (double)common / joint;
+    }
+}
+
 typedef struct view {
     double ground[3];  ///< mean of the outermost pixels
-    double object[3];  ///< mean of what differs from it
+    double object[3];  ///< mean of the core of what differs from it
     double x, y, area; ///< centre and share of the picture
 } view;
 
-static view look(const unsigned char *p, int w, int h)
+/* `mask` [h, w] becomes what differs from the background. */
+static view look(const unsigned char *p, int w, int h, unsigned char *mask)
 {
     view v = {{0}, {0}, 0, 0, 0};
-    double n = 0;
+    double n = 0, n_core = 0;
 
     for (int y = 0; y < h; y++)
         for (int x = 0; x < w; x++) {
@@ -97,18 +193,28 @@ static view look(const unsigned char *p, int w, int h)
                 const double e = p[(y * w + x) * 3 + c] / 255.0 - v.ground[c];
                 d += e * e;
             }
+            mask[y * w + x] = d >= 0.04;
             if (d < 0.04) continue;
-            for (int c = 0; c < 3; c++)
-                v.object[c] += p[(y * w + x) * 3 + c] / 255.0;
             v.x += (x + 0.5) / w;
             v.y += (y + 0.5) / h;
             n++;
         }
     if (n > 0) {
-        for (int c = 0; c < 3; c++)
-            v.object[c] /= n;
         v.x /= n;
         v.y /= n;
+    }
+    // The colour is that of the core: edges are blends.
+    for (int margin = 3; margin >= 0 && n > 0 && n_core == 0; margin -= 3) {
+        for (int y = margin; y < h - margin; y++)
+            for (int x = margin; x < w - margin; x++) {
+                const unsigned char *m = mask + y * w + x;
+                if (!(*m && m[-margin] && m[margin] && m[-margin * w] && m[margin * w])) continue;
+                for (int c = 0; c < 3; c++)
+                    v.object[c] += p[(y * w + x) * 3 + c] / 255.0;
+                n_core++;
+            }
+        for (int c = 0; c < 3 && n_core > 0; c++)
+            v.object[c] /= n_core;
     }
     v.area = n / ((double)w * h);
     return v;
@@ -125,17 +231,18 @@ static int read_picture(const char *folder)
     struct dirent **names;
     const int n = scandir(folder, &names, is_frame, alphasort);
     static view seen[MAX_FRAMES];
-    double rgb[3] = {0}, ground[3] = {0}, weight = 0;
-    int n_seen = 0;
+    double rgb[3] = {0}, ground[3] = {0}, weight = 0, overlap[N_SHAPES] = {0};
+    int n_seen = 0, shape = 0;
 
     if (n < 2 || n > MAX_FRAMES) {
         fprintf(stderr, "%s: %d frames\n", folder, n);
         return 1;
     }
+    make_templates();
     for (int i = 0; i < n; i++) {
         char path[4096];
         int w, h;
-        unsigned char *p;
+        unsigned char *p, *mask;
         snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name);
         free(names[i]);
         p = read_ppm(path, &w, &h);
@@ -143,7 +250,11 @@ static int read_picture(const char *folder)
             fprintf(stderr, "%s: no binary PPM\n", path);
             return 1;
         }
-        const view v = look(p, w, h);
+        mask = malloc((size_t)w * (size_t)h);
+        if (!mask) return 1;
+        const view v = look(p, w, h, mask);
+        if (v.area >= 0.002) compare_shapes(mask, w, h, overlap);
+        free(mask);
         free(p);
         for (int c = 0; c < 3; c++)
             ground[c] += v.ground[c] / n;
@@ -155,7 +266,7 @@ static int read_picture(const char *folder)
     }
     free(names);
     if (n_seen < 4) {
-        printf("nothing none %s", nearest(ground, BACKGROUNDS, 6));
+        printf("nothing none none %s", nearest(ground, BACKGROUNDS, 6));
         return 0;
     }
     for (int c = 0; c < 3; c++)
@@ -164,7 +275,10 @@ static int read_picture(const char *folder)
     const char *way = fabs(dx) < 0.05 && fabs(dy) < 0.05 ? "still"
                       : fabs(dx) > fabs(dy)              ? (dx > 0 ? "right" : "left")
                                                          : (dy > 0 ? "down" : "up");
-    printf("%s %s %s", nearest(rgb, COLOURS, 8), way, nearest(ground, BACKGROUNDS, 6));
+    for (int i = 1; i < N_SHAPES; i++)
+        if (overlap[i] > overlap[shape]) shape = i;
+    printf("%s %s %s %s", nearest(rgb, COLOURS, N_COLOURS), SHAPES[shape], way,
+           nearest(ground, BACKGROUNDS, 6));
     return 0;
 }
 

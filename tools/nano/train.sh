@@ -1,7 +1,7 @@
 #!/bin/bash
 # The stages of h3-nano's training, one word each, on one GPU:
 #   train.sh WEIGHTS code audio encoder decoder join dit      # everything, from nothing
-#   train.sh WEIGHTS model dit-more                           # on from the exported model
+#   train.sh WEIGHTS model code dit-more                      # on from the exported model
 #   train.sh WEIGHTS lime steps sample export                 # adapter, four-step schedule, figures, model folder
 # Seconds of a stage: SECONDS_audio=240 SECONDS_encoder=60 SECONDS_decoder=240 SECONDS_dit=900 SECONDS_lime=60 SECONDS_steps=90.
 set -eu

@@ -37,11 +37,12 @@ POOLS = (
     (192, 256, 56, 2500, 0.02, 0.03),
     (256, 192, 56, 2500, 0.00, 0.03),
 )
+MAIN = ((256, 256, 22), (256, 256, 56))
 TOY_POOLS = ((64, 64, 22, 32, 0.7, 0.5), (64, 96, 39, 16, 0.3, 0.5))
 TURN = 0.45
 # tasks of a step, before and after CONDITIONS of the run
 CONDITIONS = 0.2
-TASK_SHARES = ((1.0, 0.0, 0.0), (0.66, 0.17, 0.17))
+TASK_SHARES = ((1.0, 0.0, 0.0), (0.68, 0.11, 0.21))
 
 
 def load_audio(folder):
@@ -181,6 +182,17 @@ class Levels:
 
 
 AUDIO_WEIGHT = 0.2
+DECIDED = 0.6  # the noise level under which a scene is decided
+
+
+def small_counts(z, u):
+    """Weights of the samples: small shapes fill few rows, yet are looked at like large ones.
+
+    Only where the scene is decided; above, a weight that depends on it would make small shapes likelier.
+    """
+    stir = (z - z.mean(1, keepdim=True)).square().mean((1, 2))
+    weight = (stir.mean() / (stir + 0.1 * stir.mean())).sqrt().clamp(max=2.0)
+    return torch.where(u < DECIDED, weight / weight.mean(), torch.ones_like(weight))
 
 
 def flow_loss(dit, text, codec, batch, shown, cores, near, levels=None):
@@ -198,7 +210,7 @@ def flow_loss(dit, text, codec, batch, shown, cores, near, levels=None):
     lv = (pv.float() - (z - ev)).square().mean((1, 2))
     la = (pa.float() - (a - ea)).square().mean((1, 2))
     wv, wa = (lv, la) if levels is None else levels.divide(u, lv, la)
-    return (wv + AUDIO_WEIGHT * wa).mean(), lv.mean(), la.mean()
+    return (wv * small_counts(z, u) + AUDIO_WEIGHT * wa).mean(), lv.mean(), la.mean()
 
 
 @torch.no_grad()
@@ -398,6 +410,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=90_000, help="rows of packed sequence in a batch, per process")
     parser.add_argument("--peak", type=float, default=1.0, help="share of the rate that this run goes up to")
     parser.add_argument("--hold", type=float, default=0.45, help="where in the schedule the rate begins to fall")
+    parser.add_argument("--others", type=float, default=1.0, help="factor on the shares of all but the two main geometries")
     parser.add_argument("--near", type=float, default=0.0, help="share of samples drawn nearer to the clean end")
     parser.add_argument("--graphs", action="store_true", help="capture steps as CUDA graphs (one device)")
     parser.add_argument("--compiler-cache", help="file of compiled kernels, read if it is there, written else")
@@ -444,7 +457,10 @@ def main():
     table = TOY_POOLS if args.toy else POOLS
     pools = [data.Pool(h, w, f, int(n * (1 if args.toy else args.scale)), codec, (early, late), workers,
                        args.seed * 100 + rank + 10 * first, chunk=16 if args.toy else 64 if f < 80 else 32)
-             for h, w, f, n, early, late in table]
+             for h, w, f, n, early, late in table if args.toy or args.others or (h, w, f) in MAIN]
+    for pool in pools:
+        if pool.key not in MAIN:
+            pool.weight = tuple(share * args.others for share in pool.weight)
     for pool in pools:
         for _ in range(1 if args.toy else 6):
             pool.grow()
@@ -494,8 +510,9 @@ def main():
             progress = float(note)  # one number for all ranks
             if progress >= args.until - 1e-4:
                 break
+            # Fresh clips cost time; once there are many, fewer will do.
             growing = [p for p in pools if not p.full()]
-            if growing:
+            if growing and (trainer.steps % 32 == 0 or sum(p.n for p in pools) < 12000):
                 # The pool that is emptiest for its size.
                 min(growing, key=lambda p: p.n / p.capacity).grow()
         if trainer.steps % every == 0 and rank == 0:
