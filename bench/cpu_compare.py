@@ -15,12 +15,14 @@ ap.add_argument("--h3av", default="build/release/h3av")
 ap.add_argument("--model", help="what h3av opens before it benches; only its existence matters")
 ap.add_argument("--sdcpp")
 ap.add_argument("--no-torch", action="store_true")
+ap.add_argument("--no-sdcpp-sound", action="store_true", help="leave out its slowest case")
 ap.add_argument("--threads", type=int, nargs="+", default=[1])
 ap.add_argument("--cores", help="CPUs to stay on, as taskset takes them (16-31)")
 ap.add_argument("--parts", default="rate,block,encoder,vae,sound")
 ap.add_argument("--rows", type=int, nargs="+", default=[512, 2048])
 ap.add_argument("--tokens", type=int, nargs="+", default=[64, 256])
-ap.add_argument("--maths", nargs="+", default=["auto", "f32", "int8"], help="h3av's --cpu-math values for the block")
+ap.add_argument("--maths", nargs="+", default=["auto", "auto/bf16", "f32", "int8"],
+                help="h3av's --cpu-math values for the block, /bf16 with --dtype bf16; int8 with q8_0 weights")
 ap.add_argument("--types", nargs="+", default=["f16", "q8_0"], help="stable-diffusion.cpp's weight types for the block")
 ap.add_argument("--torch-types", nargs="+", default=["f32", "bf16"])
 ap.add_argument("--rounds", type=int, default=2)
@@ -179,6 +181,8 @@ class Torch:
 
 def ours(threads, what, math, extra, pick):
     """{name: seconds} of `h3av bench`; pick maps one result to a name or None."""
+    math, _, dtype = math.partition("/")
+    extra = extra + (["--dtype", dtype] if dtype else [])
     cmd = [a.h3av, "bench", "--what", what, "--threads", str(threads), "--device", "cpu", "--cpu-math", math,
            "--repeat", str(a.reps), "--layers", "1"] + (["--model", a.model] if a.model else []) + extra
     r = subprocess.run(pinned(threads, cmd), capture_output=True, text=True)
@@ -229,9 +233,9 @@ def run_rate(t, torch):
 
 def run_block(t, torch):
     for math in a.maths:
-        extra = ["--rows", ",".join(map(str, a.rows))] + (["--form", "q8_0"] if math == "int8" else [])
+        extra = ["--rows", ",".join(map(str, a.rows))] + (["--form", "q8_0"] if math.startswith("int8") else [])
         for n, x in ours(t, "dit", math, extra, lambda x: x["rows"]).items():
-            note(f"block, {min(a.rows, key=lambda r: abs(r - n))} rows", t, f"h3av {math}", x["seconds"])
+            note(f"block, {n} rows", t, f"h3av {math}", x["seconds"])
     for n in a.rows:
         for ty in a.types:
             x = sdcpp(t, "--part", "dit", "--layers", 1, "--type", ty, "--seq", n) if not late() else None
@@ -242,8 +246,9 @@ def run_block(t, torch):
 
 
 def run_encoder(t, torch):
-    for n, x in ours(t, "encoder", "auto", [], lambda x: x["rows"]).items():
-        note(f"encoder layer, {n} tokens", t, "h3av auto", x["seconds"])
+    for math in ["auto", "auto/bf16"]:
+        for n, x in ours(t, "encoder", math, [], lambda x: x["rows"]).items():
+            note(f"encoder layer, {n} tokens", t, f"h3av {math}", x["seconds"])
     for n in a.tokens:
         for ty in a.types:
             x = sdcpp(t, "--part", "llm", "--layers", 1, "--type", ty, "--tokens", n)
@@ -264,7 +269,7 @@ def run_vae(t, torch):
 def run_sound(t, torch):
     for x in ours(t, "audio", "auto", [], lambda x: x["name"]).values():
         note("sound, 1 s stereo", t, "h3av auto", x["seconds"])
-    x = sdcpp(t, "--part", "audio", "--seconds", 1) if not late() else None
+    x = sdcpp(t, "--part", "audio", "--seconds", 1) if not late() and not a.no_sdcpp_sound else None
     note("sound, 1 s stereo", t, "sd.cpp f16", x and x["min_s"])
     note("sound, 1 s stereo", t, "torch f32", torch("sound", "f32", 1))
 

@@ -311,24 +311,26 @@ static h3_status synthetic(bench *b, h3_checkpoint **ck, h3_role role, int layer
     return st;
 }
 
-/* A text-to-video layout of about `rows` packed rows: 128 text rows, the rest a square-ish latent.
- */
+/* A text-to-video layout of `rows` packed rows: a square latent, two channels of sound, and text
+ * for what is left (about 128 rows). */
 static h3_status layout_of(h3_layout **out, h3_latent_shape *z, int64_t *n_audio, int64_t rows)
 {
-    const int64_t n_text = rows > 512 ? 128 : 16;
-    int64_t side = 4;
-    int32_t *tags = malloc((size_t)n_text * sizeof *tags);
+    int64_t n_text = rows > 512 ? 128 : 16, side = 4;
+    int32_t *tags;
     h3_status st;
 
-    if (!tags) return h3_fail(H3_E_NOMEM, "no memory for a layout");
-    for (int64_t i = 0; i < n_text; i++)
-        tags[i] = H3_TAG_TEXT;
     z->t = 7;
     *n_audio = 37;
     while ((side + 2) / 2 * ((side + 2) / 2) * z->t + n_text + 2 * *n_audio <= rows)
         side += 2;
     z->h = side;
     z->w = side;
+    const int64_t left = rows - side / 2 * (side / 2) * z->t - 2 * *n_audio;
+    if (left > n_text) n_text = left;
+    tags = malloc((size_t)n_text * sizeof *tags);
+    if (!tags) return h3_fail(H3_E_NOMEM, "no memory for a layout");
+    for (int64_t i = 0; i < n_text; i++)
+        tags[i] = H3_TAG_TEXT;
     const h3_layout_in in = {
         .text_tags = tags, .n_text = n_text, .t = z->t, .h = z->h, .w = z->w, .n_audio = *n_audio};
     st = h3_layout_create(out, &in);
@@ -381,8 +383,8 @@ static h3_status bench_dit_rows(bench *b, const h3_dit *m, int layers, int64_t r
     float *v = NULL, *a = NULL, *text = NULL;
     h3_status st = layout_of(&l, &z, &n_audio, rows);
 
-    if (st == H3_OK) st = h3_schedule_init(&sv, b->o->repeat + 2, H3_VIDEO_SHIFT);
-    if (st == H3_OK) st = h3_schedule_init(&sa, b->o->repeat + 2, H3_AUDIO_SHIFT);
+    if (st == H3_OK) st = h3_schedule_init(&sv, b->o->repeat + 1, H3_VIDEO_SHIFT);
+    if (st == H3_OK) st = h3_schedule_init(&sa, b->o->repeat + 1, H3_AUDIO_SHIFT);
     if (st != H3_OK) goto done;
     v = calloc((size_t)l->n_video * 96, sizeof *v);
     a = calloc((size_t)l->n_audio * 32, sizeof *a);

@@ -150,40 +150,44 @@ AMX void ISA(h3_cpu_amx_end)(void)
     } while (0)
 
 /* Lines of A two steps on: they come from level 2, and the tile loads leave no time to wait. */
-INLINE void fetch(const float *a, size_t a_step, const int rows)
+INLINE void fetch(const float *a, const int64_t lda, const int rows)
 {
 #pragma GCC unroll 32
     for (int r = 0; r < rows; r++)
-        __builtin_prefetch(a + (size_t)r * (a_step / 4) + 2 * T);
+        __builtin_prefetch(a + r * lda + 2 * T);
 }
 
-INLINE AMX void bf16_tiles(const int na, const int nb, const h3_amx_split *s, int64_t kc,
-                           const float *a, const float *b, float *c, bool add)
+/* A of n_a pieces, B of n_b; all but the addresses and bp (from piece to piece of B) is constant.
+ */
+INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int n_b, int64_t bp,
+                           int64_t kc, const float *a, const float *b, float *c, bool add)
 {
-    const size_t a_step = (size_t)s->lda * 4;
-    const int64_t ap = s->a_piece, bp = s->b_piece;
+    const int64_t lda = n_a > 1 ? LDA_SPLIT : LDA, ap = (int64_t)NB * LDA_SPLIT;
+    const size_t a_step = (size_t)lda * 4;
     float part[AMX_ROWS * NR], *to = add ? part : c;
 
     EACH_SUM(SUM_ZERO);
     for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
         LOAD_B(b);
         LOAD_A(a);
-        fetch(a, a_step, na * T);
+        fetch(a, lda, na * T);
         DOTS(bf16);
-        if (s->n_b > 1) {
+        if (n_b > 1) {
             LOAD_B(b + 2 * bp);
             DOTS(bf16);
             LOAD_B(b + bp);
             DOTS(bf16);
         }
-        if (s->n_a > 1) {
+        if (n_a > 1) {
             LOAD_A(a + ap);
-            if (s->n_b > 1) { // b + bp is still loaded
+            fetch(a + ap, lda, na * T);
+            if (n_b > 1) { // b + bp is still loaded
                 DOTS(bf16);
                 LOAD_B(b);
             }
             DOTS(bf16);
             LOAD_A(a + 2 * ap);
+            fetch(a + 2 * ap, lda, na * T);
             DOTS(bf16);
         }
     }
@@ -201,19 +205,24 @@ INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *
     for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
         LOAD_B(b);
         LOAD_A(a);
-        fetch(a, a_step, na * T);
+        fetch(a, LDA, na * T);
         DOTS(int8);
     }
     EACH_SUM(SUM_STORE);
     if (add) ADD_SUMS(vi);
 }
 
+#define PIECES(na, nb, n_a, n_b)                                                    \
+    AMX static void bf16_##na##nb##n_a##n_b(int64_t bp, int64_t kc, const float *a, \
+                                            const float *b, float *c, bool add)     \
+    {                                                                               \
+        bf16_tiles(na, nb, n_a, n_b, bp, kc, a, b, c, add);                         \
+    }
 #define SIZE(na, nb)                                                                       \
-    AMX static void bf16_##na##x##nb(const h3_amx_split *s, int64_t kc, const float *a,    \
-                                     const float *b, float *c, bool add)                   \
-    {                                                                                      \
-        bf16_tiles(na, nb, s, kc, a, b, c, add);                                           \
-    }                                                                                      \
+    PIECES(na, nb, 1, 1)                                                                   \
+    PIECES(na, nb, 1, 3)                                                                   \
+    PIECES(na, nb, 3, 1)                                                                   \
+    PIECES(na, nb, 3, 3)                                                                   \
     AMX static void int8_##na##x##nb(int64_t kc, const float *a, const float *b, float *c, \
                                      bool add)                                             \
     {                                                                                      \
@@ -227,10 +236,18 @@ SIZE(2, 2)
 void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
                           float *c, bool add, bool half)
 {
-    static void (*const table[2][2])(const h3_amx_split *, int64_t, const float *, const float *,
-                                     float *, bool) = {{bf16_1x2, bf16_1x1}, {bf16_2x2, bf16_2x1}};
+#define OF_PIECES(na, nb)                        \
+    {                                            \
+        {bf16_##na##nb##11, bf16_##na##nb##13},  \
+        {                                        \
+            bf16_##na##nb##31, bf16_##na##nb##33 \
+        }                                        \
+    }
+    static void (*const table[2][2][2][2])(int64_t, int64_t, const float *, const float *, float *,
+                                           bool) = {{OF_PIECES(1, 2), OF_PIECES(1, 1)},
+                                                    {OF_PIECES(2, 2), OF_PIECES(2, 1)}};
     assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);
-    table[n > T][half](s, kc, a, b, c, add);
+    table[n > T][half][s->n_a > 1][s->n_b > 1](s->b_piece, kc, a, b, c, add);
 }
 
 void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,

@@ -150,7 +150,7 @@ static void scores(const job *j, const room *m, const float *q, int64_t nk, bool
         const float *k = m->k + c / PIECE * j->bk * LDA;
         const int64_t n_groups = h3_ceil_div(nk, MR);
 #if VL == 16
-        const h3_amx_split split = {.n_a = 1, .n_b = 1, .lda = LDA};
+        const h3_amx_split split = {.n_a = 1, .n_b = 1};
         if (j->is_amx) {
             for (int64_t i = 0; i < nk; i += AMX_ROWS)
                 ISA(h3_cpu_amx_bf16)
@@ -227,7 +227,7 @@ static void weigh(const job *j, const room *m, float *o, int64_t nk, bool first,
 
 #if VL == 16
     if (j->is_amx) {
-        const h3_amx_split split = {.n_a = 1, .n_b = 1, .lda = LDA};
+        const h3_amx_split split = {.n_a = 1, .n_b = 1};
         const int64_t pairs = (nk + 1) / 2, depth = h3_ceil_div(pairs, AMX_STEP) * AMX_STEP;
         memset(m->p + pairs * NR, 0, (size_t)((depth - pairs) * NR) * sizeof *m->p);
         for (int64_t i = 0; i < j->D; i += AMX_ROWS)

@@ -303,7 +303,7 @@ double ISA(h3_cpu_time_bf16)(void)
 static void amx_one(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                     bool half)
 {
-    const h3_amx_split split = {.n_a = 1, .n_b = 1, .lda = LDA};
+    const h3_amx_split split = {.n_a = 1, .n_b = 1};
     ISA(h3_cpu_amx_bf16)(&split, n, kc, a, b, c, add, half);
 }
 
@@ -400,6 +400,7 @@ static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
 {
     enum { AT_A_TIME = 8 };
     const h3_gemm *g = ctx;
+    const int64_t lda = g->split.n_a > 1 ? LDA_SPLIT : LDA;
     float wide[AT_A_TIME * LDA];
 
     for (int64_t i = 0; i < n; i += AT_A_TIME) {
@@ -412,7 +413,7 @@ static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
                 const float *from = wide + r * LDA + 2 * k;
                 split_pairs(v_load(from), v_load(from + VL), g->split.n_a, piece);
                 for (int p = 0; p < g->split.n_a; p++)
-                    v_store(dst + p * g->split.a_piece + (i + r) * g->split.lda + k, piece[p]);
+                    v_store(dst + p * NB * LDA_SPLIT + (i + r) * lda + k, piece[p]);
             }
     }
 }
@@ -455,11 +456,7 @@ static bool use_amx(const h3_backend *b, h3_gemm *g, h3_product *p, bool is_coar
     p->is_amx = true;
     p->k = g->w->cols / 2;
     p->kc = n_a > 1 ? KC_SPLIT : is_plain ? KC : KC / 2; // fill_split widens at most KC columns
-    p->split = (h3_amx_split){.n_a = n_a,
-                              .n_b = n_b,
-                              .lda = n_a > 1 ? LDA_SPLIT : LDA,
-                              .a_piece = (int64_t)NB * LDA_SPLIT,
-                              .b_piece = p->k * NR};
+    p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b, .b_piece = p->k * NR};
     g->split = p->split;
     p->fill = is_plain ? fill_bf16 : fill_split;
     p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;

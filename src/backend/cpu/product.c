@@ -261,8 +261,8 @@ static void amx_groups(const h3_product *p, int64_t n, int64_t kc, const float *
                 p->tile(rows, kc, a + i * LDA, b, c + i * NR, add, half);
             else
                 ISA(h3_cpu_amx_bf16)
-            (&p->split, rows, least(step, kc - k), a + i * p->split.lda + k, b + k * NR, c + i * NR,
-             add || k > 0, half);
+            (&p->split, rows, least(step, kc - k), a + i * (p->split.n_a > 1 ? LDA_SPLIT : LDA) + k,
+             b + k * NR, c + i * NR, add || k > 0, half);
         }
 #else
     (void)p, (void)n, (void)kc, (void)a, (void)b, (void)c, (void)add, (void)half;

@@ -56,14 +56,13 @@ void ISA(h3_cpu_bf16_cols)(int n, int64_t kc, const float *a, int64_t lda, const
 
 /** How operands of an AMX product lie: each is one bf16 number or the sum of three (see amx.c). */
 typedef struct h3_amx_split {
-    int n_a, n_b;             ///< pieces, 1 or 3
-    int64_t lda;              ///< groups from row to row of A
-    int64_t a_piece, b_piece; ///< groups from piece to piece
+    int n_a, n_b;    ///< pieces, 1 or 3
+    int64_t b_piece; ///< groups from piece to piece of B; those of A are NB rows apart
 } h3_amx_split;
 
-/** The same on AMX, bf16 pairs and signed bytes (those always at LDA): n up to AMX_ROWS, kc a
- *  multiple of AMX_STEP; rows up to the next multiple of AMX_STEP are read and stored. Between
- *  begin and end only. */
+/** The same on AMX, bf16 pairs (rows of A at LDA_SPLIT when in three pieces) and signed bytes: n up
+ * to AMX_ROWS, kc a multiple of AMX_STEP; rows up to the next multiple of AMX_STEP are read and
+ * stored. Between begin and end only. */
 enum { AMX_ROWS = 32, AMX_STEP = 16 };
 void ISA(h3_cpu_amx_begin)(void);
 void ISA(h3_cpu_amx_end)(void);
