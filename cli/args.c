@@ -597,13 +597,18 @@ static int set_value(cli *c, const option_row *r, const char *value)
     return EXIT_USAGE;
 }
 
-static const option_row *find_option(const char *arg, size_t n)
+/* The row of this command where two commands share a name. */
+static const option_row *find_option(const char *arg, size_t n, command cmd)
 {
+    const option_row *found = NULL;
+
     for (int i = 0; i < N_ROWS; i++)
         if ((strlen(rows[i].name) == n && memcmp(rows[i].name, arg, n) == 0) ||
-            (rows[i].brief && strlen(rows[i].brief) == n && memcmp(rows[i].brief, arg, n) == 0))
-            return &rows[i];
-    return NULL;
+            (rows[i].brief && strlen(rows[i].brief) == n && memcmp(rows[i].brief, arg, n) == 0)) {
+            if (rows[i].commands & (unsigned)cmd) return &rows[i];
+            if (!found) found = &rows[i];
+        }
+    return found;
 }
 
 command args_command(const char *name)
@@ -625,7 +630,7 @@ static int parse_option(cli *c, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i], *eq = arg[1] == '-' ? strchr(arg, '=') : NULL;
     const size_t n = eq ? (size_t)(eq - arg) : strlen(arg);
-    const option_row *r = find_option(arg, n);
+    const option_row *r = find_option(arg, n, c->cmd);
     const char *value = eq ? eq + 1 : NULL;
 
     if (!r)
