@@ -11,6 +11,7 @@ endfunction()
 if(TARGET h3 AND CMOCKA_FOUND)
     whole_test(memory)
     whole_test(resume)
+    target_link_options(h3av-resume PRIVATE -Wl,--wrap=avcodec_send_frame)
     whole_test(keep)
     target_link_options(h3av-keep PRIVATE -Wl,--wrap=h3_file_map -Wl,--wrap=h3_poison_check
                         -Wl,--wrap=h3_bind -Wl,--wrap=h3_dit_modulate)

@@ -123,9 +123,15 @@ h3_status h3_output_frames(h3_output *o, const uint8_t *rgb, int64_t n)
     const size_t bytes = (size_t)o->width * (size_t)o->height * 3;
 
     for (int64_t i = 0; i < n; i++, rgb += bytes) {
-        for (size_t k = 0; k < bytes; k++) {
-            o->sum += rgb[k];
-            o->sum2 += (uint64_t)rgb[k] * rgb[k];
+        uint64_t sum[3] = {0}, sum2[3] = {0};
+        for (size_t k = 0; k < bytes; k += 3)
+            for (int c = 0; c < 3; c++) {
+                sum[c] += rgb[k + (size_t)c];
+                sum2[c] += (uint64_t)rgb[k + (size_t)c] * rgb[k + (size_t)c];
+            }
+        for (int c = 0; c < 3; c++) {
+            o->sum[c] += sum[c];
+            o->sum2[c] += sum2[c];
         }
         if (o->mux) H3_TRY(h3_mux_frame(o->mux, rgb));
         if (o->frames) H3_TRY(h3_frames_write(o->frames, rgb));
@@ -160,14 +166,18 @@ void h3_output_abort(h3_output *o)
 
 bool h3_output_is_flat(const h3_output *o)
 {
-    const double n = (double)o->n_done * o->width * o->height * 3;
-    const double mean = n > 0 ? (double)o->sum / n : 0, mean2 = n > 0 ? (double)o->sum2 / n : 0;
+    const double n = (double)o->n_done * o->width * o->height;
+    double spread = 0;
 
-    return n > 0 && mean2 - mean * mean < 1e-3;
+    for (int c = 0; n > 0 && c < 3; c++) {
+        const double mean = (double)o->sum[c] / n;
+        spread += (double)o->sum2[c] / n - mean * mean;
+    }
+    return n > 0 && spread < 1e-3;
 }
 
 double h3_output_mean(const h3_output *o)
 {
     const double n = (double)o->n_done * o->width * o->height * 3;
-    return n > 0 ? (double)o->sum / n : 255;
+    return n > 0 ? (double)(o->sum[0] + o->sum[1] + o->sum[2]) / n : 255;
 }

@@ -19,7 +19,7 @@ typedef struct h3_output {
     float *pcm; ///< [2, n] borrowed until finish, for the WAV
     int64_t n_samples;
     char codec[32];
-    uint64_t sum, sum2; ///< of all bytes: is the picture black, or one flat colour?
+    uint64_t sum[3], sum2[3]; ///< of each colour: is the picture black, or flat?
 } h3_output;
 
 /** Names usable, encoder present, folders writable: asked before hours of work. */

@@ -25,6 +25,7 @@
 
 #include <cmocka.h>
 #include <h3av/h3av.h>
+#include <libavcodec/avcodec.h>
 
 #include "file.h"
 #include "manifest.h"
@@ -49,12 +50,16 @@ static char *at(const char *name)
 
 /* What a child is asked to do. */
 typedef struct task {
-    const char *model; // NULL: built in
+    const char *model;                 // NULL: built in
+    const char *dit, *vae, *audio_vae; // instead of the model's, or NULL
     h3_request rq;
-    const char *decode;      // latents to decode instead of generating
-    int stop_after_step;     // ask to stop when this step is done, -1: never
-    rlim_t largest_file;     // 0: no limit
-    bool is_quiet_on_errors; // h3_error comes back, nothing else
+    const char *decode;    // latents to decode instead of generating
+    int stop_after_step;   // ask to stop when this step is done, -1: never
+    rlim_t largest_file;   // 0: no limit
+    int poison_after_step; // NaN gets into `poisoned` of `dit` when this step is done, 0: never
+    const char *poisoned;
+    int frames_until_failure; // of the video encoder; 0: it works
+    bool is_quiet_on_errors;  // h3_error comes back, nothing else
 } task;
 
 typedef struct outcome {
@@ -64,6 +69,23 @@ typedef struct outcome {
     double sample_seconds;
     h3_result rs;
 } outcome;
+
+/* A video encoder that gives up (the linker routes calls here, cmake/fit.cmake). */
+static int frames_left; // 0: it works
+int __real_avcodec_send_frame(AVCodecContext *c, const AVFrame *f);
+int __wrap_avcodec_send_frame(AVCodecContext *c, const AVFrame *f);
+int __wrap_avcodec_send_frame(AVCodecContext *c, const AVFrame *f)
+{
+    if (c->codec_type == AVMEDIA_TYPE_VIDEO && frames_left > 0 && --frames_left == 0) {
+        frames_left = 1;
+        return -ENOMEM;
+    }
+    return __real_avcodec_send_frame(c, f);
+}
+
+static void write_into(const char *folder, const char *tensor, bool is_middle, const void *what,
+                       size_t n);
+static const uint32_t nans[4] = {0x7fc00000, 0x7fc00000, 0x7fc00000, 0x7fc00000};
 
 /* Events of a child on their way to its parent. */
 enum { SAY_SAMPLING = 'S', SAY_STEP = 's', SAY_END = 'E' };
@@ -102,6 +124,8 @@ static void on_event(void *user, const h3_event *ev)
     if (ev->kind == H3_EVENT_STEP && strcmp(ev->phase, "sample") == 0) {
         say(c, SAY_STEP);
         if (ev->step == c->t->stop_after_step) h3_cancel(c->e);
+        if (c->t->poisoned && ev->step == c->t->poison_after_step)
+            write_into(c->t->dit, c->t->poisoned, true, nans, sizeof nans);
     }
     if (ev->kind == H3_EVENT_WARNING && !strstr(ev->text, "canvas") &&
         !strstr(ev->text, "trained")) {
@@ -122,7 +146,11 @@ static void run_child(const task *t, int fd)
         signal(SIGXFSZ, SIG_IGN); // a write past it fails as on a full disk
         if (setrlimit(RLIMIT_FSIZE, &lim) != 0) _exit(4);
     }
+    frames_left = t->frames_until_failure;
     eo.model = t->model;
+    eo.dit = t->dit;
+    eo.vae = t->vae;
+    eo.audio_vae = t->audio_vae;
     eo.n_threads = 1;
     rq.on_event = on_event;
     rq.user = &c;
@@ -191,6 +219,7 @@ static task small_task(const char *out)
     t.rq.steps = 9;
     t.rq.seed = 7;
     t.rq.preset = "ultrafast";
+    t.rq.crf = 1; // the video is larger than the latents, however empty the picture
     t.rq.lift_limits = true;
     t.rq.out_path = out;
     return t;
@@ -402,6 +431,27 @@ static void test_encoder_fails(void **state)
     t.rq.preset = "no-such-preset";
     must_fail(&t, H3_E_ARG, "no-such-preset"); // before anything is computed
     assert_int_equal(count_files("encoder.mp4"), 0);
+
+    /* In the middle of the video, and when the file is finished: 22 frames, and one call to end. */
+    for (int k = 0; k < 2; k++) {
+        task d;
+        outcome o;
+        t = small_task(at("encoder.mp4"));
+        t.frames_until_failure = k ? 23 : 9;
+        o = run(&t, -1);
+        assert_true(o.status == H3_E_INTERNAL || o.status == H3_E_IO || o.status == H3_E_NOMEM ||
+                    o.status == H3_E_UNSUPPORTED);
+        if (!strstr(o.error, "h3av decode") || !strstr(o.error, "encoder.mp4.latents"))
+            fail_msg("status %d: %s", o.status, o.error);
+        printf("  %s\n", o.error);
+        assert_int_equal(count_files("encoder.mp4"), 1); // the latents
+        d = small_task(at("encoder.mp4"));
+        d.decode = at("encoder.mp4.latents");
+        must_run(&d);
+        assert_true(same_files(at("full.mp4"), at("encoder.mp4")));
+        unlink(at("encoder.mp4"));
+        unlink(at("encoder.mp4.latents"));
+    }
 }
 
 /* ----------------------------------------------------------------------------- foreign and broken
@@ -505,21 +555,27 @@ static void copy_folder(const char *from, const char *to)
     closedir(d);
 }
 
-static void poison(const char *folder, const char *tensor)
+/* Into the file of a tensor, at its middle or its beginning. */
+static void write_into(const char *folder, const char *tensor, bool is_middle, const void *what,
+                       size_t n)
 {
-    const uint32_t nan4[4] = {0x7fc00000, 0x7fc00000, 0x7fc00000, 0x7fc00000};
     h3_manifest *m = NULL;
 
-    copy_folder(MODEL "/FL2VA/transformer", folder);
     if (h3_manifest_open(&m, folder) != H3_OK) fail_msg("%s", h3_error());
     const h3_entry *e = h3_manifest_find(m, tensor);
-    assert_non_null(e);
+    if (!e || e->bytes < n) fail_msg("%s: no %s of %zu bytes", folder, tensor, n);
     FILE *f = fopen(h3_manifest_file(m, e->file)->path, "r+b");
     assert_non_null(f);
-    fseeko(f, (off_t)(e->offset + (e->bytes / 2 & ~(size_t)3)), SEEK_SET);
-    assert_int_equal(fwrite(nan4, 1, sizeof nan4, f), sizeof nan4);
+    fseeko(f, (off_t)(e->offset + (is_middle ? e->bytes / 2 & ~(size_t)3 : 0)), SEEK_SET);
+    assert_int_equal(fwrite(what, 1, n, f), n);
     fclose(f);
     h3_manifest_close(&m);
+}
+
+static void poison(const char *folder, const char *tensor)
+{
+    copy_folder(MODEL "/FL2VA/transformer", folder);
+    write_into(folder, tensor, true, nans, sizeof nans);
 }
 
 static void remove_folder(const char *folder)
@@ -566,6 +622,114 @@ static void test_poisoned_block_is_named(void **state)
     remove_folder(at("poison"));
 }
 
+/* A weight goes bad while the run samples: the step after that, and the block, are named; what was
+ * computed is kept, and with good weights the run goes on from there to the same video. */
+static void test_poisoned_in_the_middle(void **state)
+{
+    static const char *const where[][2] = {
+        {"blocks.1.mlp.fc2.weight", "blocks.1."},
+        {"blocks.0.attn.out_proj.weight", "blocks.0."},
+        {"final_layer.video_out.weight", "out.video"},
+    };
+    (void)state;
+
+    for (int i = 0; i < 3; i++) {
+        task t = small_task(at("middle.mp4"));
+        char step[16];
+        outcome o;
+        assert_int_equal(mkdir(at("poison"), 0777), 0);
+        copy_folder(MODEL "/FL2VA/transformer", at("poison"));
+        t.model = MODEL;
+        t.dit = at("poison");
+        t.poisoned = where[i][0];
+        t.poison_after_step = 3 + i;
+        t.rq.checkpoint_every = 1;
+        o = run(&t, -1);
+        snprintf(step, sizeof step, "step %d:", 3 + i); // counted from 0
+        if (o.status != H3_E_NUMERIC || !strstr(o.error, step) || !strstr(o.error, where[i][1]) ||
+            !strstr(o.error, "--resume"))
+            fail_msg("status %d: %s", o.status, o.error);
+        printf("  %s\n", o.error);
+        assert_int_equal(count_files("middle.mp4"), 1); // the checkpoint
+        remove_folder(at("poison"));
+
+        t = small_task(at("middle.mp4"));
+        t.model = MODEL;
+        t.rq.resume_path = at("middle.mp4.checkpoint");
+        o = must_run(&t);
+        assert_int_equal(o.rs.n_forwards, 8 - (3 + i));
+        t = small_task(at("whole.mp4"));
+        t.model = MODEL;
+        must_run(&t);
+        assert_true(same_files(at("whole.mp4"), at("middle.mp4")));
+        unlink(at("middle.mp4"));
+    }
+}
+
+/* ------------------------------------------------------------------------ black, flat and silent
+ */
+
+enum { PATCH = 3072, WIDTH = 32 }; // of the small model's last matrix
+
+/* The decoder's last matrix times `factor`, and `bias` for every number of a picture. */
+static void spoil_decoder(const char *folder, float factor, float bias)
+{
+    float *p = malloc(PATCH * WIDTH * sizeof *p);
+    h3_manifest *m = NULL;
+
+    copy_folder(MODEL "/FL2VA/video_vae/source", folder);
+    if (h3_manifest_open(&m, folder) != H3_OK) fail_msg("%s", h3_error());
+    const h3_entry *e = h3_manifest_find(m, "decoder.proj_out.weight");
+    assert_true(e && e->bytes == PATCH * WIDTH * sizeof *p);
+    memcpy(p, e->data, e->bytes);
+    h3_manifest_close(&m);
+    for (int i = 0; i < PATCH * WIDTH; i++)
+        p[i] *= factor;
+    write_into(folder, "decoder.proj_out.weight", false, p, PATCH * WIDTH * sizeof *p);
+    for (int i = 0; i < PATCH; i++)
+        p[i] = bias;
+    write_into(folder, "decoder.proj_out.bias", false, p, PATCH * sizeof *p);
+    free(p);
+}
+
+static void test_empty_output_is_told(void **state)
+{
+    static const struct {
+        float factor, bias;
+        const char *says;
+    } pictures[] = {{1, 0, NULL},
+                    {0, 0.3f, "one flat colour"},
+                    {1, -40, "one flat colour"},
+                    {0.05f, -2.1f, "is black"}};
+    task t;
+    outcome o;
+    (void)state;
+
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(mkdir(at("spoilt"), 0777), 0);
+        spoil_decoder(at("spoilt"), pictures[i].factor, pictures[i].bias);
+        t = small_task(at("empty.mp4"));
+        t.model = MODEL;
+        t.vae = at("spoilt");
+        o = must_run(&t);
+        if (o.n_warnings != (pictures[i].says != NULL) ||
+            (pictures[i].says && !strstr(o.warning, pictures[i].says)))
+            fail_msg("picture %d: %d warnings, \"%s\"", i, o.n_warnings, o.warning);
+        remove_folder(at("spoilt"));
+    }
+    const float zero = 0;
+    assert_int_equal(mkdir(at("spoilt"), 0777), 0);
+    copy_folder(MODEL "/FL2VA/audio_vae", at("spoilt"));
+    write_into(at("spoilt"), "decoder.conv_post.weight_g", false, &zero, sizeof zero);
+    t = small_task(at("empty.mp4"));
+    t.model = MODEL;
+    t.audio_vae = at("spoilt");
+    o = must_run(&t);
+    if (o.n_warnings != 1 || !strstr(o.warning, "silent"))
+        fail_msg("%d warnings, \"%s\"", o.n_warnings, o.warning);
+    remove_folder(at("spoilt"));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -576,6 +740,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_foreign_checkpoints),
         cmocka_unit_test(test_broken_checkpoints),
         cmocka_unit_test(test_killed_at_any_moment),
+        cmocka_unit_test(test_poisoned_in_the_middle),
+        cmocka_unit_test(test_empty_output_is_told),
         cmocka_unit_test(test_poisoned_block_is_named), // last: it uses threads in this process
     };
 
