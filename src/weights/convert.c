@@ -10,6 +10,7 @@
 #include "gguf_writer.h"
 #include "half.h"
 #include "lora_impl.h"
+#include "parts.h"
 #include "writer.h"
 
 enum { TILE_BYTES = 4 << 20 };
@@ -307,6 +308,8 @@ static h3_status write_item(h3_checkpoint *ck, h3_item *it, const target *t,
         st = put_rows(s, t, tile, n * r.cols);
     }
     free(tile);
+    for (int i = 0; i < r.n_parts; i++) // or a model's worth of pages would stay resident
+        h3_map_done(r.part[i].data, r.part[i].bytes, false);
     return st;
 }
 
@@ -446,6 +449,8 @@ static h3_status put_meta(sink *s, const char *key, const char *value)
 /* Where rows come from, and the config files that the source had beside it. */
 static h3_status put_origin(h3_checkpoint *ck, const h3_convert_opts *o, sink *s)
 {
+    const char *partition =
+        ck->naming.role == H3_ROLE_DIT ? h3_partition_in(ck->m, ck->path) : NULL;
     json_t *configs = json_object(), *one;
     const char *name;
     char *text = NULL;
@@ -464,6 +469,7 @@ static h3_status put_origin(h3_checkpoint *ck, const h3_convert_opts *o, sink *s
     if (st == H3_OK && o->layout != H3_CONVERT_DIFFUSERS)
         st = put_meta(s, "h3av.qkv", o->layout == H3_CONVERT_ORIGINAL ? "interleaved" : "stacked");
     if (st == H3_OK && o->layout != H3_CONVERT_OWN) st = put_meta(s, "format", "pt");
+    if (st == H3_OK && partition) st = put_meta(s, "h3av.partition", partition);
     return st;
 }
 

@@ -244,7 +244,7 @@ static h3_status inspect_file(json_t **out, const char *path, const h3_ckpt_opts
     } else {
         put_geometry(o, ck);
         if (ck->naming.role == H3_ROLE_DIT) {
-            put_text(o, "partition", h3_partition_of(path));
+            put_text(o, "partition", h3_partition_in(ck->m, path));
             put_qkv(o, ck);
         }
         put_quantization(o, ck, verbose);

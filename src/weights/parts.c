@@ -79,6 +79,15 @@ const char *h3_partition_of(const char *path)
     return holds(path, "/fl2va/") ? "fl2va" : NULL;
 }
 
+const char *h3_partition_in(const h3_manifest *m, const char *path)
+{
+    const char *s = h3_manifest_meta(m, "h3av.partition");
+
+    if (s && strcmp(s, "ref2va") == 0) return "ref2va";
+    if (s && strcmp(s, "fl2va") == 0) return "fl2va";
+    return h3_partition_of(path);
+}
+
 /* ---- the walk ---- */
 
 typedef struct walk {
@@ -241,7 +250,7 @@ static void sort_file(h3_parts *p, const char *file)
     path = openable(file, n.role);
     switch (n.role) {
     case H3_ROLE_DIT:
-        partition = h3_partition_of(file);
+        partition = h3_partition_in(m, file);
         take(p, !partition ? &p->dit_any : *partition == 'r' ? &p->dit_ref : &p->dit, path);
         break;
     case H3_ROLE_TEXT_ENCODER:

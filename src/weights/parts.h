@@ -26,6 +26,9 @@ void h3_parts_free(h3_parts *p);
 /** "fl2va", "ref2va" or NULL: by model_index.json beside or above, by folder or file name. */
 const char *h3_partition_of(const char *path);
 
+/** The same of an open file, which may say it itself (those that convert wrote). */
+const char *h3_partition_in(const h3_manifest *m, const char *path);
+
 /** Which published file would fill a missing part ("dit", "text_encoder", ...). */
 const char *h3_parts_advice(const char *part);
 

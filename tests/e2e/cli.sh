@@ -112,6 +112,13 @@ done
 mkfifo pipe
 refuses "a pipe as output" 2 "device or pipe" generate -p x $small -o pipe
 refuses "another container" 2 "only MP4 is written" generate -p x $small -o refused.avi
+mkdir parts && mv cv_text_encoder.safetensors cv_video_vae.safetensors cv_audio_vae.safetensors parts && cp -r "$data/tiny-h3/original/FL2VA/tokenizer" parts
+for partition in FL2VA Ref2VA; do
+    succeeds "convert $partition" convert "$data/tiny-h3/original/$partition/transformer" --to f16 -o "parts/$(echo $partition | md5sum | cut -c1-8).safetensors"
+done
+succeeds "converted files say their partition" inspect parts --json
+check "both transformers found" "$(python3 -c 'import json; o = json.load(open("out")); print(o["parts"]["dit"]["partition"], o["parts"]["dit_ref"]["partition"], o["missing"])')" "fl2va ref2va []"
+succeeds "a folder of converted files runs" generate -p x $small -m parts -o cv.mp4
 refuses "layout unknown" 2 "own|original|diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --layout mine -o refused.mp4
 refuses "Q8_0 in another layout" 2 "diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 --layout diffusers -o refused.mp4
 succeeds "bench" bench --tiny --repeat 1
