@@ -627,6 +627,7 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
     p->tile = is_q8 ? tile_q8 : tile_int8;
     p->fill = is_q8 ? fill_q8 : fill_int8;
     p->pack = pack_int8;
+    p->packs_whole = true;
     p->row_scratch = 0;
     if (d->backend->has_amx && !is_q8 && g->w->cols % (4 * AMX_STEP) == 0) {
         g->zero = 0;

@@ -239,6 +239,10 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads && c.per_block > 4)
         c.per_block = (c.per_block + 1) / 2;
     c.blocks_m = h3_ceil_div(c.panels, c.per_block);
+    while (p->share && c.blocks_n * c.blocks_m < 3 * n_threads && c.per_n > 2 * group) {
+        c.per_n = h3_ceil_div(h3_ceil_div(c.per_n, 2), group) * group;
+        c.blocks_n = h3_ceil_div(p->n, c.per_n);
+    }
     c.b_bytes = p->share ? (size_t)c.panels * (size_t)panel_floats(p) * sizeof(float) : 0;
     c.thread_bytes = (size_t)tile_floats(p) * sizeof(float) +
                      (size_t)c.per_block * NB * NR * sizeof(float) +
@@ -349,6 +353,10 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
     const cut most = cut_product(p, d->n_threads, even);
     H3_TRY(h3_cpu_work(d, most.b_bytes + most.thread_bytes * (size_t)d->n_threads, &work));
     unsigned char *threads = (unsigned char *)work + most.b_bytes;
+    /* Few panels are packed in runs of columns, so that every thread has one. */
+    const int64_t passes = h3_ceil_div(p->k, KC), wanted = h3_ceil_div(2 * d->n_threads, even);
+    const int64_t run = p->packs_whole ? p->k : h3_ceil_div(passes, least(passes, wanted)) * KC;
+    const int64_t n_runs = h3_ceil_div(p->k, run);
 
     for (int64_t base = 0; base < p->m; base += even * NR) {
         const int64_t end = least(base + even * NR, p->m);
@@ -360,9 +368,11 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
         {
             if (p->share) {
 #pragma omp for schedule(static)
-                for (int64_t q = 0; q < c.panels; q++)
-                    p->pack(p->ctx, base + q * NR, least(NR, end - base - q * NR), 0, p->k,
-                            b + q * panel_floats(p));
+                for (int64_t t = 0; t < c.panels * n_runs; t++) {
+                    const int64_t q = t / n_runs, k0 = t % n_runs * run;
+                    p->pack(p->ctx, base + q * NR, least(NR, end - base - q * NR), k0,
+                            least(run, p->k - k0), b + q * panel_floats(p) + k0 * NR);
+                }
             }
 #pragma omp for schedule(dynamic, 1)
             for (int64_t block = 0; block < c.blocks_n * c.blocks_m; block++)

@@ -84,6 +84,7 @@ typedef struct h3_product {
     int64_t n, m, k;
     bool share;
     h3_tile_fn tile;    ///< NULL: f32
+    bool packs_whole;   ///< pack wants all of k at once
     int64_t kc;         ///< columns per pass, 0: KC
     bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS
     h3_amx_split split; ///< AMX, when tile is NULL: bf16, A and B in pieces
