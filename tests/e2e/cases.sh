@@ -146,6 +146,32 @@ wait $first
 check "two at once: first" $? 0
 check "two at once: whole" "$(cmp a.mp4 two.mp4 && echo same)" same
 
+# ---- SIGTERM inside a run: what was done is kept, the message says how to go on, and the video is the same
+long="-p x -s 128x128 -f 39 --steps 5 -q --preset-x264 placebo"
+awaits() { for _ in $(seq 1000); do ls -A | grep -q -- "$1" && return; sleep 0.01; done; }
+"$h3av" generate $long -o whole.mp4 2>err || bad "the whole run"
+"$h3av" generate $long --checkpoint-every 1 -o term.mp4 2>err &
+pid=$!
+awaits 'term.mp4.checkpoint$'
+kill -TERM $pid
+wait $pid
+check "SIGTERM while sampling: status" $? 130
+check "SIGTERM while sampling: files" "$(ls -A | grep term)" term.mp4.checkpoint
+check "SIGTERM while sampling: how to go on" "$(grep -c -- '--resume term.mp4.checkpoint' err)" 1
+ends "going on from there" 0 "'$h3av' generate $long --resume term.mp4.checkpoint -o term.mp4"
+check "SIGTERM while sampling: the same video" "$(cmp whole.mp4 term.mp4 && echo same)" same
+"$h3av" generate $long -o late.mp4 2>err &
+pid=$!
+awaits 'late.mp4.part'
+kill -TERM $pid
+wait $pid
+check "SIGTERM while decoding: status" $? 130
+check "SIGTERM while decoding: files" "$(ls -A | grep late)" late.mp4.latents
+check "SIGTERM while decoding: how to go on" "$(grep -c 'h3av decode late.mp4.latents' err)" 1
+ends "decoding from there" 0 "'$h3av' decode late.mp4.latents -q --preset-x264 placebo -o late.mp4"
+check "SIGTERM while decoding: the same video" "$(cmp whole.mp4 late.mp4 && echo same)" same
+rm -f late.mp4.latents
+
 # ---- signals outside a run: nothing half-written
 mkdir many && "$h3av" generate -p x -s 256x256 -f 56 --steps 2 -q --frames-dir many --frames-format ppm 2>err
 for sig in INT TERM HUP; do
