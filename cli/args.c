@@ -122,6 +122,8 @@ static const option_row rows[] = {
     {"--dtype", NULL, LOADS, K_WORD, AT(engine.dtype), "f32|bf16", "stream of the networks"},
     {"--cpu-math", NULL, LOADS, K_WORD, AT(engine.math), "auto|f32|bf16|int8",
      "products on the CPU"},
+    {"--cuda-math", NULL, LOADS, K_WORD, AT(engine.math), "auto|f32|tf32|fp8",
+     "products (fp8: attention too) on an NVIDIA GPU"},
     {"--threads", "-j", LOADS, K_INT, AT(engine.n_threads), "N",
      "default: all cores this process may use"},
     {"--ram", NULL, LOADS, K_BYTES, AT(engine.ram_limit), "SIZE",

@@ -123,6 +123,8 @@ function(gpu_bench)
     target_include_directories(h3av-gpu-stream SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
     target_link_libraries(h3av-gpu-stream PRIVATE h3_nets_dit h3_weights h3_plan h3_tensor h3_base
                           h3_backends)
+    add_executable(h3av-gpu-repeat EXCLUDE_FROM_ALL tests/gpu/repeat.c)
+    target_link_libraries(h3av-gpu-repeat PRIVATE h3)
     if(H3_CUDA_EMULATE)
         target_compile_definitions(h3av-gpu-bench PRIVATE H3_BENCH_TINY=1)
         target_compile_definitions(h3av-gpu-stream PRIVATE H3_BENCH_TINY=1)

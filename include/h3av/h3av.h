@@ -80,10 +80,11 @@ typedef struct h3_engine_opts {
         *tokenizer;     ///< override single parts; or NULL
     const char *device; ///< "cpu" (default), "cuda", "cuda:N"
     const char *dtype;  ///< stream of the networks: "f32" (exact, default on the CPU) or "bf16"
-    const char *math;   ///< CPU products: "auto", "f32", "bf16", "int8"
-    const char *qkv;    ///< row order of fused q/k/v: "auto", "interleaved", "stacked"
-    const char *quant;  ///< "auto", "keep" or "expand" quantized weights
-    int n_threads;      ///< 0: all cores this process may use
+    const char
+        *math; ///< products; CPU: "auto", "f32", "bf16", "int8"; CUDA: "auto", "f32", "tf32", "fp8"
+    const char *qkv;   ///< row order of fused q/k/v: "auto", "interleaved", "stacked"
+    const char *quant; ///< "auto", "keep" or "expand" quantized weights
+    int n_threads;     ///< 0: all cores this process may use
     const h3_lora_file *loras;
     int n_loras;
     float lora_alpha;               ///< for adapter files that hold no alpha; 0: their scale is 1

@@ -264,11 +264,13 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_
     j->rs = rs;
     j->started = h3_now();
     atomic_store(&e->cancel.stop, false);
+    if (e->dev) e->dev->peak = 0; // what this request takes: everything is allocated anew
     st = h3_job_share_prompt(e->comm, &silent, &prompt);
     if (st == H3_OK) st = work(j);
     st = h3_comm_agree(e->comm, st);
     rs->seconds_total = h3_now() - j->started;
     rs->peak_rss = h3_peak_rss();
+    rs->peak_device = e->dev ? e->dev->peak : 0;
     if (st == H3_OK && rq->on_event) {
         json_t *o = result_json(rs);
         char *text = json_dumps(o, JSON_COMPACT);

@@ -89,6 +89,7 @@ struct h3_dev {
      */
     struct h3_store *stores;
     int store_tag;
+    size_t peak; ///< most bytes of a GPU's memory that were taken at once; may be set back; 0: host
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
     /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */

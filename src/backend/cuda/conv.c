@@ -171,8 +171,15 @@ static h3_status conv_by_line_kernel(h3_dev *d, h3_tensor y, h3_tensor x, const 
                  .ci = (int32_t)x.ne[0],
                  .taps = c->kernel[2],
                  .dilation = c->dilation[2],
-                 .pad = c->pad_lo[2]};
+                 .pad = c->pad_lo[2],
+                 .splits =
+                     h3_k_line_splits(y.ne[0], x.ne[0], y.ne[3], b->prop.multiProcessorCount)};
 
+    if (a.splits > 1) {
+        H3_TRY(
+            h3_cuda_grow(d, &b->columns, (size_t)(a.splits * y.ne[0] * y.ne[3]) * sizeof(float)));
+        a.part = b->columns.p;
+    }
     H3_TRY(h3_cuda_line_weight(d, w, x.ne[0], c->kernel[2], &a.w, &a.scale));
     H3_LAUNCH(d, h3_k_line(b->stream, &a));
     b->counts[H3_CUDA_N_LINE]++;

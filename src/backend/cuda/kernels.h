@@ -147,11 +147,14 @@ cudaError_t h3_k_snake_aa(cudaStream_t s, h3_rows y, h3_rows x, const float *a, 
 typedef struct h3_line {
     const float *x, *add; ///< [ci, n], [co, n_out] or NULL
     float *y;             ///< [co, n_out]
+    float *part;          ///< [splits, co, n_out], where splits > 1
     const void *w;        ///< packed by h3_k_line_pack
     const float *scale, *bias;
     int64_t x_st, y_st, add_st, n, n_out;
-    int32_t co, ci, taps, dilation, pad;
+    int32_t co, ci, taps, dilation, pad, splits;
 } h3_line;
+/** Into how many shares of its channels a convolution is best divided on a GPU of `sms`. */
+int h3_k_line_splits(int64_t co, int64_t ci, int64_t n_out, int sms);
 bool h3_k_line_fits(int64_t co, int64_t ci, int64_t taps, int64_t dilation, int64_t n);
 size_t h3_k_line_bytes(int64_t co, int64_t ci, int taps);
 /** w [co, ci * taps] f32 to `out`, one factor a row to scale [co]. */

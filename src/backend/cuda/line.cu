@@ -7,6 +7,9 @@
  * found as they arrive. Tensor cores cut off what they cannot keep, so their sums are short (one tap,
  * 16 channels) and are added up in f32 registers.
  *
+ * Where there are too few outputs to fill the GPU, input channels are divided among `splits` blocks,
+ * whose sums a second kernel adds up in their order.
+ *
  * A block makes BM channels x BN samples. Its input lies in shared memory with the channels side by
  * side, [sample][channel], where a tap is an offset in whole rows; weights come from the cache in the
  * order in which the lanes hold them.
@@ -118,8 +121,10 @@ static __global__ void __launch_bounds__(LINE_THREADS)
     const int m0 = blockIdx.y * BM;
     const uint4 *w = (const uint4 *)a.w + ((int64_t)m0 / 16 + wm * 2) * 64 + lane;
     float acc[2][4][4] = {};
+    const int share = (int)div_up(div_up(a.ci, CHUNK), a.splits) * CHUNK;
+    const int from = (int)blockIdx.z * share, to = from + share < a.ci ? from + share : a.ci;
 
-    for (int c0 = 0; c0 < a.ci; c0 += CHUNK) {
+    for (int c0 = from; c0 < to; c0 += CHUNK) {
         float u[ITEMS][8], top = 0, up, down;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
@@ -192,16 +197,32 @@ static __global__ void __launch_bounds__(LINE_THREADS)
         for (int e = 0; e < 4; e++) {
             const int row = m0 + wm * WARP_M + m * 16 + lane / 4 + e / 2 * 8;
             if (row >= a.co) continue;
-            const float scale = a.scale[row], bias = a.bias ? a.bias[row] : 0.0f;
+            const float scale = a.scale[row];
+            const float bias = a.bias && a.splits == 1 ? a.bias[row] : 0.0f;
+            float *y = a.splits == 1 ? a.y + row * a.y_st
+                                     : a.part + ((int64_t)blockIdx.z * a.co + row) * a.n_out;
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const int64_t at = n0 + wn * WARP_N + n * 8 + lane % 4 * 2 + e % 2;
                 if (at >= a.n_out) continue;
                 float v = acc[m][n][e] * scale + bias;
-                if (a.add) v += a.add[row * a.add_st + at];
-                a.y[row * a.y_st + at] = v;
+                if (a.add && a.splits == 1) v += a.add[row * a.add_st + at];
+                y[at] = v;
             }
         }
+}
+
+static __global__ void sum_parts_kernel(const __grid_constant__ h3_line a)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)a.co * a.n_out;
+    if (i >= n) return;
+    const int64_t row = i / a.n_out, at = i - row * a.n_out;
+    float v = a.part[i];
+    for (int s = 1; s < a.splits; s++)
+        v += a.part[s * n + i];
+    if (a.bias) v += a.bias[row];
+    if (a.add) v += a.add[row * a.add_st + at];
+    a.y[row * a.y_st + at] = v;
 }
 
 template <int WM, int ITEMS> static cudaError_t run_line(cudaStream_t s, const h3_line &a)
@@ -209,19 +230,33 @@ template <int WM, int ITEMS> static cudaError_t run_line(cudaStream_t s, const h
     enum { BM = WARP_M * WM, BN = WARP_N * 8 / WM };
     const int rows = BN + (a.taps - 1) * a.dilation;
     const size_t smem = (size_t)rows * PITCH * 2 * sizeof(unsigned short);
-    const dim3 grid((unsigned)div_up(a.n_out, BN), (unsigned)div_up(a.co, BM));
-    const cudaError_t e =
+    const dim3 grid((unsigned)div_up(a.n_out, BN), (unsigned)div_up(a.co, BM), (unsigned)a.splits);
+    cudaError_t e =
         cudaFuncSetAttribute((const void *)line_kernel<WM, ITEMS>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     if (e != cudaSuccess) return e;
-    return H3_RUN((line_kernel<WM, ITEMS>), grid, LINE_THREADS, smem, s, a, pieces_m(a.co),
-                  pieces_k(a.ci));
+    e = H3_RUN((line_kernel<WM, ITEMS>), grid, LINE_THREADS, smem, s, a, pieces_m(a.co),
+               pieces_k(a.ci));
+    if (e != cudaSuccess || a.splits == 1) return e;
+    return H3_RUN(sum_parts_kernel, (unsigned)div_up(a.co * a.n_out, 256), 256, 0, s, a);
 }
 
 extern "C" bool h3_k_line_fits(int64_t co, int64_t ci, int64_t taps, int64_t dilation, int64_t n)
 {
-    return co >= 16 && ci >= 16 && co < 1 << 20 && ci < 1 << 20 && n > 0 && n < (int64_t)1 << 30 &&
+    return co > 0 && ci > 0 && co < 1 << 20 && ci < 1 << 20 && n > 0 && n < (int64_t)1 << 30 &&
            taps < 64 && dilation < 64 && (taps - 1) * dilation <= 64;
+}
+
+extern "C" int h3_k_line_splits(int64_t co, int64_t ci, int64_t n_out, int sms)
+{
+    const int64_t blocks = co <= 32 ? div_up(n_out, 256) : div_up(n_out, 128) * div_up(co, 64);
+    const int64_t chunks = div_up(ci, CHUNK);
+    int64_t splits = 2 * sms / (blocks ? blocks : 1); // two blocks live on a multiprocessor
+
+    if (splits > 8) splits = 8;
+    if (splits > chunks / 2) splits = chunks / 2;
+    if (splits < 2) return 1;
+    return (int)div_up(chunks, div_up(chunks, splits)); // none of them without work
 }
 
 extern "C" cudaError_t h3_k_line(cudaStream_t s, const h3_line *a)

@@ -9,6 +9,7 @@
 #include <cudnn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "cuda.h"
 #include "size.h"
@@ -90,6 +91,7 @@ h3_status h3_cuda_alloc(h3_dev *d, void **out, size_t bytes)
     }
     b->allocated += bytes;
     if (b->allocated > b->peak) b->peak = b->allocated;
+    if (b->allocated > d->peak) d->peak = b->allocated;
     return H3_OK;
 }
 
@@ -129,6 +131,17 @@ static h3_status open_pinned(h3_backend *b)
     return H3_OK;
 }
 
+/* Maps all pages of a stretch of file at once; touched one by one they cost more than the copy. */
+static void bring_in(const unsigned char *p, size_t n)
+{
+#ifdef MADV_POPULATE_READ
+    const uintptr_t page = 4096, at = (uintptr_t)p / page * page;
+    (void)madvise((void *)at, (uintptr_t)p + n - at, MADV_POPULATE_READ); // older kernels: no
+#else
+    (void)p, (void)n;
+#endif
+}
+
 /* One thread reads a mapped file at 8 to 10 GB/s, too slow for the bus. */
 static void copy_wide(unsigned char *to, const unsigned char *from, size_t n, int threads)
 {
@@ -138,6 +151,7 @@ static void copy_wide(unsigned char *to, const unsigned char *from, size_t n, in
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < slices; i++) {
         const size_t at = (size_t)i * SLICE;
+        bring_in(from + at, n - at < SLICE ? n - at : SLICE);
         memcpy(to + at, from + at, n - at < SLICE ? n - at : SLICE);
     }
 }

@@ -18,7 +18,9 @@
 
 typedef cudnnBackendDescriptor_t descriptor;
 
-enum { MAX_DESCRIPTORS = 96, N_IO = 16, FP8_ROWS = 1536 };
+enum { MAX_DESCRIPTORS = 96, N_IO = 16, FP8_ROWS = 1536, CHOICES = 4 };
+/* Products of q and k worth timing the choices for: some tens of microseconds. */
+static const double worth_timing = 1e9;
 
 typedef struct shape {
     int64_t batch, heads, kv_heads, rows, dim;
@@ -29,8 +31,9 @@ typedef struct shape {
 typedef struct plan {
     struct plan *next;
     shape at;
-    descriptor exec;
-    int64_t work;
+    descriptor exec[CHOICES]; ///< what cuDNN offers; the first one once they were timed
+    int64_t work[CHOICES];
+    int n_exec;
     int n_io; ///< tensors with memory, by unique id 1 .. n_io
     bool is_usable;
 } plan;
@@ -291,12 +294,13 @@ static void build(h3_backend *b, graph *g, plan *p)
     if (g->failed == CUDNN_STATUS_SUCCESS)
         g->failed = cudnnBackendGetAttribute(heur, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                              CUDNN_TYPE_BACKEND_DESCRIPTOR, 8, &n, config);
-    for (int64_t i = 0; g->failed == CUDNN_STATUS_SUCCESS && i < n && !p->is_usable; i++) {
+    for (int64_t i = 0; g->failed == CUDNN_STATUS_SUCCESS && i < n && p->n_exec < CHOICES; i++) {
         descriptor x = NULL;
+        bool is_usable;
         if (cudnnBackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &x) !=
             CUDNN_STATUS_SUCCESS)
             continue;
-        p->is_usable =
+        is_usable =
             cudnnBackendSetAttribute(x, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,
                                      &handle) == CUDNN_STATUS_SUCCESS &&
             cudnnBackendSetAttribute(x, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
@@ -304,12 +308,13 @@ static void build(h3_backend *b, graph *g, plan *p)
                                      &config[i]) == CUDNN_STATUS_SUCCESS &&
             cudnnBackendFinalize(x) == CUDNN_STATUS_SUCCESS &&
             cudnnBackendGetAttribute(x, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
-                                     1, &got, &p->work) == CUDNN_STATUS_SUCCESS;
-        if (p->is_usable)
-            p->exec = x;
+                                     1, &got, &p->work[p->n_exec]) == CUDNN_STATUS_SUCCESS;
+        if (is_usable)
+            p->exec[p->n_exec++] = x;
         else
             cudnnBackendDestroyDescriptor(x);
     }
+    p->is_usable = p->n_exec > 0;
 }
 
 /* The plan for a shape, built on first use; one that cannot be built is remembered as such. */
@@ -347,7 +352,7 @@ static h3_status plan_for(h3_dev *d, const shape *s, plan **out)
     return H3_OK;
 }
 
-static h3_status execute(h3_dev *d, const plan *p, void *const *io)
+static h3_status run_choice(h3_dev *d, const plan *p, int i, void *const *io)
 {
     static const int64_t ids[] = {
         ID_Q,         ID_K,         ID_V,       ID_O,       ID_SCALE,  ID_DESCALE_Q, ID_DESCALE_K,
@@ -356,7 +361,7 @@ static h3_status execute(h3_dev *d, const plan *p, void *const *io)
     descriptor pack = NULL;
     cudnnStatus_t s;
 
-    H3_TRY(h3_cuda_grow(d, &b->sdpa_work, (size_t)(p->work ? p->work : 1)));
+    H3_TRY(h3_cuda_grow(d, &b->sdpa_work, (size_t)(p->work[i] ? p->work[i] : 1)));
     s = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
     if (s == CUDNN_STATUS_SUCCESS)
         s = cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
@@ -368,10 +373,57 @@ static h3_status execute(h3_dev *d, const plan *p, void *const *io)
         s = cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
                                      1, &b->sdpa_work.p);
     if (s == CUDNN_STATUS_SUCCESS) s = cudnnBackendFinalize(pack);
-    if (s == CUDNN_STATUS_SUCCESS) s = cudnnBackendExecute(b->cudnn, p->exec, pack);
+    if (s == CUDNN_STATUS_SUCCESS) s = cudnnBackendExecute(b->cudnn, p->exec[i], pack);
     if (pack) cudnnBackendDestroyDescriptor(pack);
     if (s == CUDNN_STATUS_SUCCESS) return H3_OK;
     return h3_fail(H3_E_DEVICE, "cuDNN attention: %s", cudnnGetErrorString(s));
+}
+
+/* Keeps the quickest choice on the operands at hand (o is overwritten by each). */
+static h3_status choose(h3_dev *d, plan *p, void *const *io)
+{
+    cudaStream_t stream = d->backend->stream;
+    cudaEvent_t from = NULL, to = NULL;
+    float ms, least = 1e30f;
+    int best = 0;
+    h3_status st = H3_OK;
+
+    H3_CUDA_TRY(cudaEventCreate(&from));
+    H3_CUDA_TRY(cudaEventCreate(&to));
+    for (int i = 0; i < p->n_exec; i++)
+        for (int k = 0; k < 3; k++) { // the first run loads code
+            if (cudaEventRecord(from, stream) != cudaSuccess) break;
+            if (run_choice(d, p, i, io) != H3_OK) break;
+            if (cudaEventRecord(to, stream) != cudaSuccess ||
+                cudaEventSynchronize(to) != cudaSuccess ||
+                cudaEventElapsedTime(&ms, from, to) != cudaSuccess) {
+                st = h3_fail(H3_E_DEVICE, "cuDNN attention: a trial failed");
+                break;
+            }
+            if (k > 0 && ms < least) {
+                least = ms;
+                best = i;
+            }
+        }
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    const descriptor chosen = p->exec[best];
+    for (int i = 0; i < p->n_exec; i++)
+        if (i != best) cudnnBackendDestroyDescriptor(p->exec[i]);
+    p->exec[0] = chosen;
+    p->work[0] = p->work[best];
+    p->n_exec = 1;
+    return st;
+}
+
+static h3_status execute(h3_dev *d, plan *p, void *const *io)
+{
+    const shape *s = &p->at;
+
+    if (p->n_exec > 1 &&
+        (double)(s->batch * s->heads * s->dim) * (double)s->rows * (double)s->rows > worth_timing)
+        H3_TRY(choose(d, p, io));
+    return run_choice(d, p, 0, io);
 }
 
 /* ---------------------------------------------------------------- the entry */
@@ -686,7 +738,8 @@ void h3_sdpa_close(h3_dev *d)
     if (c) {
         while (c->first) {
             plan *next = c->first->next;
-            if (c->first->exec) cudnnBackendDestroyDescriptor(c->first->exec);
+            for (int i = 0; i < c->first->n_exec; i++)
+                cudnnBackendDestroyDescriptor(c->first->exec[i]);
             free(c->first);
             c->first = next;
         }
