@@ -156,6 +156,7 @@ static h3_status prepare(const h3_encoder *e, const h3_encoder_in *in, bool is_p
     r->cu[1] = (int32_t)in->n_rows;
     if (!is_plan) {
         H3_TRY(check_ids(e, in));
+        H3_TRY(h3_poison_rows(&e->text.embed, in->ids, in->n_rows));
         H3_TRY(prepare_rotary(e, in, r));
     }
     for (int k = 0; has_media && k < N_KINDS; k++) {

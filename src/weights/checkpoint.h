@@ -171,6 +171,8 @@ H3_NODISCARD h3_status h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec
  * Reads all of it (but for token tables); the store calls it when a matrix is first needed.
  */
 H3_NODISCARD h3_status h3_poison_check(const h3_weight *w);
+/** The same of some rows, for a token table: `row[i]` are rows of the whole matrix. */
+H3_NODISCARD h3_status h3_poison_rows(const h3_weight *w, const int32_t *row, int64_t n);
 
 /* ---- residency ---- */
 

@@ -148,12 +148,25 @@ static h3_status name_number(const h3_weight *w, const h3_weight_part *p, int64_
     return st;
 }
 
+h3_status h3_poison_rows(const h3_weight *w, const int32_t *row, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int64_t first = 0;
+        int k = 0;
+        while (k < w->n_parts && row[i] >= first + w->part[k].rows)
+            first += w->part[k++].rows;
+        if (k < w->n_parts && w->part[k].data && is_poisoned(&w->part[k], row[i] - first, 1))
+            return name_number(w, &w->part[k], first, row[i] - first);
+    }
+    return H3_OK;
+}
+
 h3_status h3_poison_check(const h3_weight *w)
 {
     enum { AT_ONCE = 1 << 18 }; // numbers: a bad one is then found quickly
     int64_t first = 0;
 
-    /* Of the token table only the rows of the prompt are read. */
+    /* Of the token table only the rows of the prompt are read: h3_poison_rows. */
     if (w->name && strstr(w->name, "embed_tokens")) return H3_OK;
     for (int k = 0; k < w->n_parts; first += w->part[k++].rows) {
         const h3_weight_part *p = &w->part[k];

@@ -559,6 +559,10 @@ static void test_poison(void **state)
     check_poisoned_blocks();
     w.name = "model.language_model.embed_tokens.weight"; // nobody reads all of it
     must(h3_poison_check(&w));
+    must(h3_poison_rows(&w, (const int32_t[]){0, 2, 299}, 3)); // but the rows of a prompt are
+    assert_int_equal(h3_poison_rows(&w, (const int32_t[]){0, 1}, 2), H3_E_NUMERIC);
+    assert_non_null(strstr(h3_error(), "embed_tokens.weight holds"));
+    assert_non_null(strstr(h3_error(), "row 1, column 37"));
 }
 
 /* ---- where the data lies ---- */
