@@ -185,16 +185,17 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
         g.map[a] = at;
         at += c->kernel[a] * y.ne[a + 1];
     }
-    const h3_product p = {.n = w->rows,
-                          .m = y.ne[1] * y.ne[2] * y.ne[3],
-                          .k = w->cols,
-                          .ctx = &g,
-                          .row_scratch = ISA(h3_cpu_fill_scratch)(w),
-                          .fill = fill,
-                          .pack = pack,
-                          .store = store,
-                          .direct = c->stride[2] == 1 ? direct : NULL,
-                          .at = offsets};
+    h3_product p = {.n = w->rows,
+                    .m = y.ne[1] * y.ne[2] * y.ne[3],
+                    .k = w->cols,
+                    .ctx = &g,
+                    .row_scratch = ISA(h3_cpu_fill_scratch)(w),
+                    .fill = fill,
+                    .pack = pack,
+                    .store = store,
+                    .direct = c->stride[2] == 1 ? direct : NULL,
+                    .at = offsets};
+    ISA(h3_cpu_use_pieces)(d, &p);
     st = ISA(h3_cpu_product)(d, &p);
     free(offsets);
     free(maps);
@@ -298,17 +299,18 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
                     w->bias.data ? ((const float *)w->bias.data)[i / outputs] : 0.0f;
             continue;
         }
-        const h3_product p = {.n = y.ne[0],
-                              .m = outputs,
-                              .k = x.ne[0] * g.taps,
-                              .ctx = &g,
-                              .fill = phase_fill,
-                              .pack = phase_pack,
-                              .store = phase_store,
-                              .direct = phase_direct,
-                              .at = at};
+        h3_product p = {.n = y.ne[0],
+                        .m = outputs,
+                        .k = x.ne[0] * g.taps,
+                        .ctx = &g,
+                        .fill = phase_fill,
+                        .pack = phase_pack,
+                        .store = phase_store,
+                        .direct = phase_direct,
+                        .at = at};
         for (int64_t k = 0; k < p.k; k++)
             at[k] = k / g.taps * x.st[0] - k % g.taps;
+        ISA(h3_cpu_use_pieces)(d, &p);
         st = ISA(h3_cpu_product)(d, &p);
     }
     free(at);

@@ -323,4 +323,33 @@ INLINE void v_transpose(vf r[VL])
 #endif
 }
 
+#if VL == 16
+/** lo + hi as n pieces of pairs of bf16, lo in the low half. 3: exactly, 8 bits of mantissa each
+ * (what is cut off is cut exactly; a NaN stays one in some piece). 1: rounded. */
+INLINE void v_pieces(vf lo, vf hi, int n, vf *piece)
+{
+    if (n == 1) {
+        piece[0] = (vf)((vu)v_round_bf16(lo) >> 16 | (vu)v_round_bf16(hi));
+        return;
+    }
+#pragma GCC unroll 3
+    for (int p = 0; p < 3; p++) {
+        const vu l = (vu)lo & 0xffff0000u, h = (vu)hi & 0xffff0000u;
+        piece[p] = (vf)(l >> 16 | h);
+        lo -= (vf)l;
+        hi -= (vf)h;
+    }
+}
+
+/** The same of 2 VL numbers that follow each other: piece[p][j] holds numbers 2 j and 2 j + 1. */
+INLINE void v_pieces_of(vf a, vf b, int n, vf *piece)
+{
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    v_pieces((vf)_mm512_permutex2var_ps((__m512)a, even, (__m512)b),
+             (vf)_mm512_permutex2var_ps((__m512)a, odd, (__m512)b), n, piece);
+}
+#endif
+
 #endif

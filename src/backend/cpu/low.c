@@ -376,24 +376,6 @@ static bool is_bf16(const h3_weight *w)
 
 /* ---------------------------------------------------------------- f32 as pieces of bf16 (AMX) */
 
-/* 2 VL numbers as n pieces (1: rounded; 3: exactly, see amx.c) of VL pairs: piece[p][j] holds
- * numbers 2 j and 2 j + 1. */
-INLINE void split_pairs(vf a, vf b, int n, vf *piece)
-{
-    const __m512i even =
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    vf lo = (vf)_mm512_permutex2var_ps((__m512)a, even, (__m512)b);
-    vf hi = (vf)_mm512_permutex2var_ps((__m512)a, odd, (__m512)b);
-
-    for (int p = 0; p < n; p++) {
-        const vf l = v_round_bf16(lo), h = v_round_bf16(hi);
-        piece[p] = (vf)((vu)l >> 16 | (vu)h);
-        lo -= l;
-        hi -= h;
-    }
-}
-
 /* Rows of any weight, decoded a few at a time, in g->split.n_a pieces. */
 static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                        void *rows)
@@ -411,7 +393,7 @@ static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
             for (int64_t k = 0; k < kc; k += VL) {
                 vf piece[3];
                 const float *from = wide + r * LDA + 2 * k;
-                split_pairs(v_load(from), v_load(from + VL), g->split.n_a, piece);
+                v_pieces_of(v_load(from), v_load(from + VL), g->split.n_a, piece);
                 for (int p = 0; p < g->split.n_a; p++)
                     v_store(dst + p * NB * LDA_SPLIT + (i + r) * lda + k, piece[p]);
             }
@@ -431,7 +413,7 @@ static void pack_split(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64
         for (int64_t k = 0; k < kc; k += VL) {
             vf piece[VL][3], r[VL];
             for (int j = 0; j < VL; j++)
-                split_pairs(v_get(x.data, x.dtype, at[j] + 2 * k),
+                v_pieces_of(v_get(x.data, x.dtype, at[j] + 2 * k),
                             v_get(x.data, x.dtype, at[j] + 2 * k + VL), g->split.n_b, piece[j]);
             for (int p = 0; p < g->split.n_b; p++) {
                 for (int j = 0; j < VL; j++)

@@ -246,7 +246,7 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     c.b_bytes = p->share ? (size_t)c.panels * (size_t)panel_floats(p) * sizeof(float) : 0;
     c.thread_bytes = (size_t)tile_floats(p) * sizeof(float) +
                      (size_t)c.per_block * NB * NR * sizeof(float) +
-                     (size_t)KC * NR * sizeof(float);
+                     (size_t)(p->is_pieced ? KC + 3 * KC_SPLIT : KC) * NR * sizeof(float);
     c.thread_bytes = h3_align_up(c.thread_bytes, 64) + h3_align_up(p->row_scratch, 64);
     return c;
 }
@@ -291,6 +291,78 @@ static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, c
     }
 }
 
+/* ---------------------------------------------------------------- f32 callbacks on AMX */
+
+void ISA(h3_cpu_use_pieces)(const h3_dev *d, h3_product *p)
+{
+#ifdef H3_AMX_EMULATE
+    enum { LEAST_ROWS = 1, LEAST_COLS = 1 };
+#else
+    enum { LEAST_ROWS = 48, LEAST_COLS = 64 }; // below, making pieces costs more than it saves
+#endif
+
+    if (VL != 16 || d->backend->amx_terms < 6 || p->n < LEAST_ROWS || p->k < LEAST_COLS) return;
+    p->is_amx = p->is_pieced = true;
+    p->cols = p->k;
+    p->k = h3_ceil_div(p->k, 2 * AMX_STEP) * AMX_STEP;
+    p->kc = KC_SPLIT;
+    p->split = (h3_amx_split){.n_a = 3, .n_b = 3, .b_piece = (int64_t)KC_SPLIT * NR};
+}
+
+#if VL == 16
+/* Columns [2 k0, 2 k0 + 2 kc) as far as there are any. */
+static int64_t columns(const h3_product *p, int64_t k0, int64_t kc)
+{
+    return least(2 * kc, p->cols - 2 * k0);
+}
+
+static void pieced_fill(const h3_product *p, int64_t n0, int64_t n, int64_t k0, int64_t kc,
+                        float *dst, void *rows)
+{
+    enum { AT_A_TIME = 8 };
+    const int64_t cols = columns(p, k0, kc);
+    float wide[AT_A_TIME * LDA];
+
+    for (int64_t i = 0; i < n; i += AT_A_TIME) {
+        const int64_t take = least(AT_A_TIME, n - i);
+        p->fill(p->ctx, n0 + i, take, 2 * k0, cols, wide,
+                rows ? (float *)rows + i * p->cols : NULL);
+        for (int64_t r = 0; r < take; r++) {
+            float *from = wide + r * LDA, *to = dst + (i + r) * LDA_SPLIT;
+            memset(from + cols, 0, (size_t)(2 * kc - cols) * sizeof *from);
+            for (int64_t k = 0; k < kc; k += VL) {
+                vf piece[3];
+                v_pieces_of(v_load(from + 2 * k), v_load(from + 2 * k + VL), 3, piece);
+                for (int q = 0; q < 3; q++)
+                    v_store(to + q * NB * LDA_SPLIT + k, piece[q]);
+            }
+        }
+    }
+}
+
+/* Pairs of rows of B become pieces; wide [KC][NR] is used where B is not read in place. */
+static void pieced_pack(const h3_product *p, int64_t m0, int64_t m, int64_t k0, int64_t kc,
+                        float *dst, float *wide)
+{
+    const float *at = p->direct ? p->direct(p->ctx, m0, m) : NULL;
+    const int64_t cols = columns(p, k0, kc);
+
+    if (!at) p->pack(p->ctx, m0, m, 2 * k0, cols, wide);
+    for (int64_t k = 0; k < kc; k++) {
+        const float *even =
+            at ? at + p->at[2 * k0 + (2 * k < cols ? 2 * k : 0)] : wide + 2 * k * NR;
+        const float *odd = at ? at + p->at[2 * k0 + (2 * k + 1 < cols ? 2 * k + 1 : 0)] : even + NR;
+        for (int j = 0; j < NR; j += VL) {
+            vf piece[3];
+            v_pieces(2 * k < cols ? v_load(even + j) : v_set(0),
+                     2 * k + 1 < cols ? v_load(odd + j) : v_set(0), 3, piece);
+            for (int q = 0; q < 3; q++)
+                v_store(dst + (q * KC_SPLIT + k) * NR + j, piece[q]);
+        }
+    }
+}
+#endif
+
 static void one_block(const h3_product *p, const cut *c, int64_t block, const float *shared_b,
                       int64_t m_base, int64_t m_end, unsigned char *mine)
 {
@@ -306,14 +378,24 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
 #endif
     for (int64_t k0 = 0; k0 < p->k; k0 += step) {
         const int64_t kc = least(step, p->k - k0);
-        p->fill(p->ctx, n0, n, k0, kc, a, rows);
+#if VL == 16
+        if (p->is_pieced)
+            pieced_fill(p, n0, n, k0, kc, a, rows);
+        else
+#endif
+            p->fill(p->ctx, n0, n, k0, kc, a, rows);
         for (int64_t q = p0; q < p1; q++) {
             const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
             const float *b = shared_b + q * panel_floats(p) + k0 * NR;
-            const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
+            const float *in_place = p->direct && !p->is_pieced ? p->direct(p->ctx, m0, m) : NULL;
             float *sum = sums + (q - p0) * NB * NR;
             if (in_place) {
                 b = in_place;
+#if VL == 16
+            } else if (p->is_pieced) {
+                pieced_pack(p, m0, m, k0, kc, own_b + KC * NR, own_b);
+                b = own_b + KC * NR;
+#endif
             } else if (!p->share) {
                 p->pack(p->ctx, m0, m, k0, kc, own_b);
                 b = own_b;
