@@ -12,6 +12,7 @@
 #include "audio_vae.h"
 #include "file.h"
 #include "output.h"
+#include "size.h"
 #include "video_vae.h"
 
 /* ----------------------------------------------------------------------------------- settings */
@@ -82,7 +83,7 @@ static h3_status decode_sound(h3_job *j, float **pcm, int64_t *n)
         h3_tensor_3d(j->latents.audio, H3_F32, 2, H3_AUDIO_LATENT_CHANNELS, j->latents.n_audio);
 
     *n = j->latents.n_audio * H3_AUDIO_HOP;
-    *pcm = malloc((size_t)(2 * *n) * sizeof(float));
+    *pcm = h3_malloc_2(sizeof(float), 2, *n);
     if (!*pcm) return h3_fail(H3_E_NOMEM, "no memory for %lld samples of sound", (long long)*n);
     st = h3_part_open(&p, e, e->dev, H3_PART_SOUND, (h3_part_how){0});
     if (st == H3_OK) st = h3_part_bind(p, e);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "job.h"
+#include "size.h"
 
 /* Everything that decides the rows; the weights by what their file says of them and samples of it,
  * so that a model may be moved but not exchanged. */
@@ -103,8 +104,8 @@ static h3_status write_checkpoint(h3_job *j, const h3_sampler_step *s)
     char print[24];
     h3_status st;
 
-    c.video_rows = malloc((size_t)h3_numel(s->video) * sizeof(float));
-    c.audio_rows = malloc((size_t)h3_numel(s->audio) * sizeof(float));
+    c.video_rows = h3_malloc_2(sizeof(float), s->video.ne[0], s->video.ne[1]);
+    c.audio_rows = h3_malloc_2(sizeof(float), s->audio.ne[0], s->audio.ne[1]);
     c.meta = h3_job_settings(j);
     snprintf(print, sizeof print, "%016llx", (unsigned long long)j->fingerprint);
     json_object_set_new(c.meta, "fingerprint", json_string(print));

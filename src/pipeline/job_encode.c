@@ -55,13 +55,14 @@ static h3_status encode_pixels(h3_job *j, void *net, int i)
     const h3_condition *c = &j->plan->conditions[i];
     const h3_prepared *p = &j->prepared[i];
     const int64_t n = c->shape.kind == H3_COND_VIDEO ? c->n_encoded : 1;
-    const int64_t cells = c->shape.t * c->shape.h * c->shape.w;
-    const size_t bytes = (size_t)(cells * H3_VIDEO_CHANNELS) * sizeof(float);
-    float *logvar = malloc(bytes), *noise = malloc(bytes);
+    const h3_condition_shape *z = &c->shape;
+    const int64_t cells = z->t * z->h * z->w;
+    float *logvar = h3_malloc_4(sizeof(float), H3_VIDEO_CHANNELS, z->t, z->h, z->w);
+    float *noise = h3_malloc_4(sizeof(float), H3_VIDEO_CHANNELS, z->t, z->h, z->w);
     h3_status st = H3_OK;
     h3_rng rng;
 
-    j->condition[i] = malloc(bytes);
+    j->condition[i] = h3_malloc_4(sizeof(float), H3_VIDEO_CHANNELS, z->t, z->h, z->w);
     if (!logvar || !noise || !j->condition[i]) {
         st = h3_fail(H3_E_NOMEM, "no memory for the latents of condition %d", i + 1);
         goto done;
@@ -107,7 +108,7 @@ static h3_status encode_sound(h3_job *j, void *net, int i)
     const h3_prepared *p = &j->prepared[i];
     const int64_t n = j->plan->conditions[i].shape.n_audio;
 
-    j->sound_rows[i] = malloc((size_t)(2 * n * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    j->sound_rows[i] = h3_malloc_4(sizeof(float), 2, n, H3_AUDIO_LATENT_CHANNELS, 1);
     if (!j->sound_rows[i])
         return h3_fail(H3_E_NOMEM, "no memory for the sound of condition %d", i + 1);
     return h3_audio_vae_encode(j->e->dev, net, h3_tensor_2d(p->pcm, H3_F32, 2, p->n_samples), false,

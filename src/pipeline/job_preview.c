@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "job.h"
+#include "size.h"
 
 enum { C = H3_VIDEO_CHANNELS, TURNS = 24 };
 static const double PREVIEW_SECONDS = 2; // at most every so often: small models step faster
@@ -96,12 +97,12 @@ void h3_job_preview(h3_job *j, const h3_sampler_step *s)
     j->preview_at = now;
     free(j->preview);
     j->preview = NULL;
-    x = malloc((size_t)n * sizeof *x);
-    v = malloc((size_t)n * sizeof *v);
-    z = malloc((size_t)n * sizeof *z);
+    x = h3_malloc_2(sizeof *x, n, 1);
+    v = h3_malloc_2(sizeof *v, n, 1);
+    z = h3_malloc_2(sizeof *z, n, 1);
     if (x && v && z && n == C * l.t * frame && h3_dev_download(s->dev, x, s->video) == H3_OK &&
         h3_dev_download(s->dev, v, s->v_video) == H3_OK)
-        j->preview = malloc((size_t)frame * 3);
+        j->preview = h3_malloc_2(3, frame, 1);
     if (j->preview) { // without memory there is none: a preview is never worth a run
         for (int64_t i = 0; i < n; i++)
             x[i] += sigma * v[i];

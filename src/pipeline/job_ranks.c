@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "job_ranks.h"
+#include "size.h"
 
 static int size_of(const h3_job *j)
 {
@@ -51,7 +52,7 @@ h3_request h3_job_silent(const h3_request *rq)
 static h3_status share_block(h3_comm *c, void **data, size_t bytes, const char *what)
 {
     if (h3_comm_rank(c) > 0) {
-        *data = malloc(bytes + 1);
+        *data = bytes < SIZE_MAX ? malloc(bytes + 1) : NULL;
         if (!*data) return h3_fail(H3_E_NOMEM, "no memory for %s", what);
     }
     return h3_comm_broadcast(c, NULL, *data, bytes, 0);
@@ -114,7 +115,10 @@ h3_status h3_job_share_text(h3_job *j)
 /* One condition's latents, from the rank that made them to rank 0. */
 static h3_status hand_in(h3_job *j, int owner, float **data, int64_t n)
 {
-    const size_t bytes = (size_t)n * sizeof(float);
+    size_t bytes = 0;
+
+    if (n < 0 || !h3_mul_size((size_t)n, sizeof(float), &bytes))
+        return h3_fail(H3_E_NOMEM, "no memory for %lld numbers of a condition", (long long)n);
     h3_message m = {owner, *data, bytes};
 
     if (n == 0 || owner == 0) return H3_OK;

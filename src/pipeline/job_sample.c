@@ -7,6 +7,7 @@
 #include "job_ranks.h"
 #include "manifest.h"
 #include "pack.h"
+#include "size.h"
 
 /* -------------------------------------------------------------------------------------- noise */
 
@@ -70,7 +71,7 @@ static h3_status inject_noise(const h3_job *j, float *video, float *audio_rows)
     st = h3_manifest_open(&m, path);
     if (st == H3_OK) st = find_noise(m, path, "video", n[0], &from_video);
     if (st == H3_OK) st = find_noise(m, path, "audio", n[1], &from_audio);
-    if (st == H3_OK && !(audio = malloc((size_t)n[1] * sizeof(float))))
+    if (st == H3_OK && !(audio = h3_malloc_2(sizeof(float), n[1], 1)))
         st = h3_fail(H3_E_NOMEM, "no memory for the noise of %s", path);
     if (st == H3_OK) {
         memcpy(video, from_video, (size_t)n[0] * sizeof(float));
@@ -109,15 +110,13 @@ static h3_status noise_alloc(noise_set *s, const h3_job *j)
             s->sound[s->n_sound++] = (h3_pack_sound){j->sound_rows[i], 2 * c->n_audio};
         if (c->kind == H3_COND_AUDIO) continue;
         s->visual[s->n_visual] = (h3_pack_visual){{c->t, c->h, c->w}, j->condition[i], NULL};
-        s->condition[s->n_visual] =
-            malloc((size_t)(H3_VIDEO_CHANNELS * c->t * c->h * c->w) * sizeof(float));
+        s->condition[s->n_visual] = h3_malloc_4(sizeof(float), H3_VIDEO_CHANNELS, c->t, c->h, c->w);
         if (!s->condition[s->n_visual]) goto nomem;
         s->visual[s->n_visual].noise = s->condition[s->n_visual];
         s->n_visual++;
     }
-    s->video = malloc((size_t)(H3_VIDEO_CHANNELS * p->latent.t * p->latent.h * p->latent.w) *
-                      sizeof(float));
-    s->audio_rows = malloc((size_t)(2 * p->n_audio * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    s->video = h3_malloc_4(sizeof(float), H3_VIDEO_CHANNELS, p->latent.t, p->latent.h, p->latent.w);
+    s->audio_rows = h3_malloc_4(sizeof(float), 2, p->n_audio, H3_AUDIO_LATENT_CHANNELS, 1);
     if (s->video && s->audio_rows) return H3_OK;
 
 nomem:
@@ -133,9 +132,8 @@ h3_status h3_job_noise(h3_job *j)
 
     if (!h3_job_is_first(j)) return H3_OK; // the rows come with h3_job_share_rows
     st = noise_alloc(&s, j);
-    j->video_rows =
-        malloc((size_t)(l->n_video * H3_VIDEO_CHANNELS * H3_PATCH * H3_PATCH) * sizeof(float));
-    j->audio_rows = malloc((size_t)(l->n_audio * H3_AUDIO_LATENT_CHANNELS) * sizeof(float));
+    j->video_rows = h3_malloc_4(sizeof(float), l->n_video, H3_VIDEO_CHANNELS, H3_PATCH, H3_PATCH);
+    j->audio_rows = h3_malloc_2(sizeof(float), l->n_audio, H3_AUDIO_LATENT_CHANNELS);
     if (st == H3_OK && (!j->video_rows || !j->audio_rows))
         st = h3_fail(H3_E_NOMEM, "no memory for the packed rows");
     if (st != H3_OK) goto done;
@@ -161,8 +159,8 @@ static h3_status rows_to_latents(h3_job *j, const float *video_rows, const float
     h3_latents *l = &j->latents;
 
     *l = (h3_latents){.t = p->latent.t, .h = p->latent.h, .w = p->latent.w, .n_audio = p->n_audio};
-    l->video = malloc((size_t)(H3_VIDEO_CHANNELS * l->t * l->h * l->w) * sizeof(float));
-    l->audio = malloc((size_t)(2 * H3_AUDIO_LATENT_CHANNELS * l->n_audio) * sizeof(float));
+    l->video = h3_malloc_4(sizeof(float), H3_VIDEO_CHANNELS, l->t, l->h, l->w);
+    l->audio = h3_malloc_4(sizeof(float), 2, H3_AUDIO_LATENT_CHANNELS, l->n_audio, 1);
     l->meta = h3_job_settings(j);
     if (!l->video || !l->audio) return h3_fail(H3_E_NOMEM, "no memory for the latents");
     h3_unpatchify(l->video, video_rows, H3_VIDEO_CHANNELS, l->t, l->h, l->w);
@@ -224,12 +222,11 @@ static h3_status add_loras(h3_job *j, h3_checkpoint *ck)
 h3_status h3_job_sample(h3_job *j)
 {
     const h3_layout *l = j->layout;
-    const int64_t nv = (l->n_video - l->n_condition_video) * H3_VIDEO_CHANNELS * 4;
-    const int64_t na = (l->n_audio - l->n_condition_audio) * H3_AUDIO_LATENT_CHANNELS;
+    const int64_t nv = l->n_video - l->n_condition_video, na = l->n_audio - l->n_condition_audio;
     const h3_part_kind kind = j->task == H3_REF2VA ? H3_PART_DIT_REF : H3_PART_DIT;
     const h3_part_how how = {.is_expanded = j->fit.quant.is_expanded};
-    float *video_out = malloc((size_t)nv * sizeof(float)),
-          *audio_out = malloc((size_t)na * sizeof(float));
+    float *video_out = h3_malloc_4(sizeof(float), nv, H3_VIDEO_CHANNELS, H3_PATCH, H3_PATCH);
+    float *audio_out = h3_malloc_2(sizeof(float), na, H3_AUDIO_LATENT_CHANNELS);
     h3_part *p = NULL;
     h3_status st = H3_OK;
 

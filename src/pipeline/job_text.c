@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "job_ranks.h"
+#include "size.h"
 
 static h3_prompt_task prompt_task(h3_task t)
 {
@@ -166,7 +167,7 @@ static h3_status run_encoder(h3_job *j)
 static h3_status lay_out(h3_job *j)
 {
     const int64_t n = j->prompt.n_rows;
-    int32_t *tags = malloc((size_t)(n + 1) * sizeof *tags);
+    int32_t *tags = h3_malloc_2(sizeof *tags, n + 1, 1);
     h3_status st;
 
     if (!tags) return h3_fail(H3_E_NOMEM, "no memory for %lld text rows", (long long)n);

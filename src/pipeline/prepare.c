@@ -37,7 +37,7 @@ static h3_status fit_pad(uint8_t *out, h3_size canvas, const uint8_t *in, h3_siz
 {
     const h3_size mid = inside(source, canvas);
     const int64_t left = (canvas.width - mid.width) / 2, top = (canvas.height - mid.height) / 2;
-    uint8_t *tmp = malloc((size_t)(mid.width * mid.height * 3));
+    uint8_t *tmp = h3_malloc_4(1, mid.width, mid.height, 3, 1);
     h3_status st;
 
     if (!tmp) return h3_fail(H3_E_NOMEM, "no memory to resize a picture");
@@ -100,7 +100,7 @@ static h3_status prepare_sound(h3_prepared *out, h3_source *s, const h3_conditio
         return h3_fail(H3_E_ARG, "%s: %lld samples at %d Hz are too many", s->name, (long long)keep,
                        s->rate);
     out->n_samples = n;
-    out->pcm = malloc((size_t)(2 * n + 1) * sizeof(float));
+    out->pcm = h3_malloc_2(sizeof(float), n + 1, 2);
     if (!out->pcm) return h3_fail(H3_E_NOMEM, "%s: no memory for its sound", s->name);
     for (int ch = 0; ch < 2; ch++)
         H3_TRY(h3_resample(out->pcm + ch * n, s->pcm + ch * s->n_samples, keep, s->rate,
@@ -199,7 +199,7 @@ static h3_status see(h3_vision *v, const h3_condition *c, const h3_prepared *p)
     ref->grid[1] = (int32_t)(h / proc->patch);
     ref->grid[2] = (int32_t)(w / proc->patch);
     if (is_clip) {
-        double *times = malloc((size_t)n * sizeof *times);
+        double *times = h3_malloc_2(sizeof *times, n, 1);
         if (!times) return h3_fail(H3_E_NOMEM, "no memory for frame times");
         for (int64_t i = 0; i < n; i++)
             times[i] =

@@ -123,6 +123,11 @@ static void shift(h3_request *rq)
     rq->shift_video = 5;
 }
 
+static void next_shift(h3_request *rq) // as many distinct timesteps, but others
+{
+    rq->shift_video = 6;
+}
+
 static void audio_shift(h3_request *rq)
 {
     rq->shift_audio = 7;
@@ -208,6 +213,7 @@ static const change changes[] = {
     {"nothing", nothing, nothing, true},
     {"steps", nothing, steps, false},
     {"shift", nothing, shift, false},
+    {"another shift", shift, next_shift, false},
     {"audio shift", nothing, audio_shift, false},
     {"size", nothing, size, false},
     {"frames", nothing, frames, false},
