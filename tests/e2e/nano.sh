@@ -73,11 +73,11 @@ EOF
 # a first frame made by the model, then its shape sent the other way: the frame says what there is
 extra="$* --first first.ppm" task=keyframe-
 "$h3av" generate -m "$model" -s 256x256 -f 22 --steps 20 --seed 1 -q --no-save-latents --frames-dir first --frames-format ppm \
-    -p "a large red circle stays still on a white background with a low tone" && cp first/frame_00000.ppm first.ppm
+    -p "a large red circle stays still on a white background with a low tone" && cp first/frame_00000.ppm first.ppm && "$reader" half first.ppm reference.ppm
 show red circle right white steady high "it slides to the right with a high tone"
 show red circle up white beep low "the shape floats up, low beeps"
 # a reference: its shape and colour on a background of the prompt's
-extra="$* --ref first.ppm" task=reference-
+extra="$* --ref reference.ppm" task=reference-
 show red circle left black steady middle "the shape in Picture 1 moves left on a black background with a middle tone"
 show red circle down gray fall - "the object from <Picture 1> falls on a gray background with a falling tone"
 
@@ -86,7 +86,7 @@ echo
 awk '
 { n[$1]++; ok[$1] += $2; all++; right += $2 }
 END {
-    split("colour 75 shape 40 direction 80 background 90 sound 85 pitch 85 pan 80", need, " ")
+    split("colour 85 shape 45 direction 85 background 90 sound 85 pitch 90 pan 80", need, " ")
     for (i = 1; i in need; i += 2) least[need[i]] = need[i + 1]
     for (k in n) {
         low = k in least && 100 * ok[k] < least[k] * n[k]

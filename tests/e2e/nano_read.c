@@ -362,10 +362,35 @@ static int read_sound(const char *path)
     return 0;
 }
 
+/* Half as wide and half as high: what the model was trained to see as a reference. */
+static int halve(const char *from, const char *to)
+{
+    int w, h;
+    unsigned char *p = read_ppm(from, &w, &h);
+    FILE *f = p ? fopen(to, "wb") : NULL;
+
+    if (!f) {
+        fprintf(stderr, "%s, %s: cannot be read or written\n", from, to);
+        free(p);
+        return 1;
+    }
+    fprintf(f, "P6\n%d %d\n255\n", w / 2, h / 2);
+    for (int y = 0; y + 1 < h; y += 2)
+        for (int x = 0; x + 1 < w; x += 2)
+            for (int c = 0; c < 3; c++) {
+                const unsigned char *a = p + (y * w + x) * 3 + c, *b = a + 3 * w;
+                fputc((a[0] + a[3] + b[0] + b[3] + 2) / 4, f);
+            }
+    free(p);
+    return fclose(f) != 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 4 && strcmp(argv[1], "half") == 0) return halve(argv[2], argv[3]);
     if (argc != 3) {
-        fprintf(stderr, "usage: nano_read FRAMES-DIR SOUND.wav\n");
+        fprintf(stderr,
+                "usage: nano_read FRAMES-DIR SOUND.wav\n       nano_read half FROM.ppm TO.ppm\n");
         return 2;
     }
     return read_picture(argv[1]) || read_sound(argv[2]);
