@@ -31,6 +31,7 @@
 #include "writer.h"
 
 #define SAMPLES H3_SOURCE_DIR "/tests/data/formats/samples/"
+#define TINY    H3_SOURCE_DIR "/tests/data/tiny-h3/"
 
 static h3_dev *dev;
 static char folder[] = "/tmp/h3av-forms-XXXXXX";
@@ -806,6 +807,50 @@ static char *beside(const char *from, const char *config, const char *as)
     return file;
 }
 
+/* The other networks at odd offsets: the same bits, too. */
+static void test_unaligned_others(void **state)
+{
+    static const char *const encoders[] = {"te-comfy", "te-int8", "te-nvfp4-awq"};
+    static const char *const parts[2] = {TINY "original/FL2VA/video_vae",
+                                         TINY "original/FL2VA/audio_vae"};
+    const h3_convert_opts half = {.form = H3_CONVERT_F16};
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        char *from = h3_strdupf(SAMPLES "%s.safetensors", encoders[i]);
+        char *moved = in_folder("moved.safetensors"),
+             *file = beside(from, te_config_16, "te.safetensors");
+        const numbers want = run_encoder(file, NULL, 2);
+        free(file);
+        for (size_t shift = 1; shift < 4; shift++) {
+            shift_data(from, moved, shift);
+            file = beside(moved, te_config_16, "te.safetensors");
+            same_bits(run_encoder(file, NULL, 2), &want);
+            free(file);
+        }
+        free(want.v);
+        free(moved);
+        free(from);
+    }
+    for (int i = 0; i < 4; i++) {
+        const h3_role role = i < 2 ? H3_ROLE_VIDEO_VAE : H3_ROLE_AUDIO_VAE;
+        numbers (*run)(const char *, bool) = i < 2 ? run_video : run_audio;
+        char *from = in_folder("still.safetensors"), *moved = in_folder("moved.safetensors");
+        h3_checkpoint *ck = NULL;
+        must(h3_ckpt_open(&ck, parts[i / 2], role, NULL));
+        must(h3_convert(ck, from, &half));
+        h3_ckpt_close(&ck);
+        const numbers want = run(from, i % 2);
+        for (size_t shift = 1; shift < 4; shift++) {
+            shift_data(from, moved, shift);
+            same_bits(run(moved, i % 2), &want);
+        }
+        free(want.v);
+        free(from);
+        free(moved);
+    }
+}
+
 /* A form's own f32 values, and the unquantized weights it was made from. */
 static void check_vae(const vae_case *c, h3_role role, bool is_encoder)
 {
@@ -888,7 +933,6 @@ static char *modern_name(const char *name)
 #define AUDIO_CONFIG                                                                              \
     "{\"decoder_rates\": [5], \"num_attention_heads\": 2, \"latents_mean\": [0, 0.1, 0.2, 0.3], " \
     "\"latents_std\": [1, 1.1, 1.2, 1.3]}"
-#define TINY H3_SOURCE_DIR "/tests/data/tiny-h3/"
 
 static void test_video_vae_forms(void **state)
 {
@@ -1293,6 +1337,7 @@ int main(void)
         cmocka_unit_test(test_adapters),
         cmocka_unit_test(test_expanded),
         cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_unaligned_others),
         cmocka_unit_test(test_poison),
     };
     int failed;

@@ -607,6 +607,45 @@ static void test_convert_refusals(void **state)
     free(to);
 }
 
+/* A config inside a file comes from anybody: text that is none, and values of other kinds. */
+static void test_config_inside(void **state)
+{
+    static const struct {
+        const char *text;
+        bool is_taken;
+    } cases[] = {
+        {"{", false},
+        {"[]", false},
+        {"", false},
+        {"{\"config.json\": 5}", true},
+        {"{\"config.json\": {\"vit_decoder_kwargs\": []}, \"metadata.json\": null}", true}};
+    static const int64_t ne[2] = {6, 64};
+    static const float values[6 * 64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *path = temporary(".safetensors");
+        h3_checkpoint *ck = NULL;
+        h3_writer *w = NULL;
+        must(h3_writer_open(&w, path));
+        must(h3_writer_meta(w, "h3av.config", cases[i].text));
+        must(h3_writer_declare(w, "blocks.0.attn.qkv_proj.weight", H3_F32, 2, ne));
+        must(h3_writer_begin(w));
+        must(h3_writer_put(w, values, sizeof values));
+        must(h3_writer_commit(&w));
+        if (cases[i].is_taken) {
+            must(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, NULL));
+            assert_null(json_object_get(h3_ckpt_config(ck, "config.json"), "heads"));
+            h3_ckpt_close(&ck);
+        } else {
+            must_fail(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, NULL), H3_E_FORMAT, "h3av.config");
+            assert_null(ck);
+        }
+        unlink(path);
+        free(path);
+    }
+}
+
 /* ---- inspect and parts ---- */
 
 static const char *text_at(const json_t *o, const char *a, const char *b, const char *c)
@@ -844,6 +883,7 @@ int main(void)
         cmocka_unit_test(test_convert_layouts),
         cmocka_unit_test(test_convert_pairs),
         cmocka_unit_test(test_convert_refusals),
+        cmocka_unit_test(test_config_inside),
         cmocka_unit_test(test_inspect),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_json),
