@@ -52,6 +52,7 @@ void h3_job_tell_parts(h3_job *j)
     const char *dit = j->task == H3_REF2VA ? j->e->model.dit_ref : j->e->model.dit;
     const char *lists[] = {j->e->model.notes, j->e->part_notes};
 
+    h3_job_say(j, H3_EVENT_INFO, "computing on %s: %s", j->e->dev->name, j->e->dev->detail);
     for (int k = 0; k < 2; k++) {
         char *text = lists[k] ? h3_strdupf("%s", lists[k]) : NULL, *rest = text, *line;
         while ((line = strsep(&rest, "\n"))) {
