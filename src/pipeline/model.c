@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "builtin.h"
+#include "json.h"
 #include "parts.h"
 
 void h3_model_free(h3_model *m)
@@ -170,6 +171,47 @@ static char *vocabulary_of(const char *text_encoder)
                                                                : NULL;
 }
 
+/* One size of an index; it stays 0 where the index says nothing. */
+static h3_status read_size(int64_t *out, const json_t *index, const char *key, const char *path)
+{
+    const json_t *v = json_object_get(index, key);
+
+    if (!v) return H3_OK;
+    if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > 1 << 28)
+        return h3_fail(H3_E_FORMAT, "%s: %s must be a whole number from 1 to %d", path, key,
+                       1 << 28);
+    *out = json_integer_value(v);
+    return H3_OK;
+}
+
+/* The sizes of the pipeline's configuration, which the diffusers index holds at its top and a
+ * released one beside its tasks. */
+static h3_status read_sizes(h3_model *m)
+{
+    static const char *const names[] = {"modular_model_index.json", "FL2VA/model_index.json",
+                                        "Ref2VA/model_index.json"};
+    h3_status st = H3_OK;
+
+    for (size_t i = 0; i < sizeof names / sizeof *names && st == H3_OK; i++) {
+        char *path = existing(m->root, names[i], NULL);
+        json_t *whole = NULL;
+        const json_t *index;
+        if (!path) continue;
+        if ((st = h3_json_load(&whole, path)) == H3_OK) {
+            index = json_object_get(whole, "_minimax_h3");
+            if (!index) index = whole;
+            st = read_size(&m->canvas_short_edge, index, "canvas_short_edge", path);
+            if (st == H3_OK)
+                st = read_size(&m->canvas_max_pixels, index, "canvas_max_pixels", path);
+            if (st == H3_OK)
+                st = read_size(&m->reference_short_edge, index, "reference_image_short_edge", path);
+        }
+        json_decref(whole);
+        free(path);
+    }
+    return st;
+}
+
 h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
 {
     h3_status st = H3_OK;
@@ -203,7 +245,8 @@ h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
             H3_OK ||
         (st = need(out, out->video_vae, "video_vae", "video VAE", "--vae")) != H3_OK ||
         (st = need(out, out->audio_vae, "audio_vae", "audio VAE", "--audio-vae")) != H3_OK ||
-        (st = need(out, out->tokenizer, "tokenizer", "tokenizer", "--tokenizer")) != H3_OK)
+        (st = need(out, out->tokenizer, "tokenizer", "tokenizer", "--tokenizer")) != H3_OK ||
+        (st = read_sizes(out)) != H3_OK)
         goto fail;
     return H3_OK;
 

@@ -5,6 +5,8 @@
 #ifndef H3_PIPELINE_MODEL_H
 #define H3_PIPELINE_MODEL_H
 
+#include <stdint.h>
+
 #include "file.h"
 
 /** Paths, malloc'd; NULL where the model has no such part. */
@@ -17,6 +19,8 @@ typedef struct h3_model {
     char *tokenizer, *processor;
     char *mmproj; ///< vision tower of a text encoder that is split over two GGUF files
     char *notes;  ///< choices the search had to make, one line each, or NULL
+    /* Sizes that the model's index gives as its own (a small model's); 0: those of the release. */
+    int64_t canvas_short_edge, canvas_max_pixels, reference_short_edge;
 } h3_model;
 
 /** Which parts the caller names himself; NULL entries are looked for in `root`. */

@@ -140,10 +140,13 @@ h3_status h3_request_check(const h3_request *rq, h3_task task)
     return H3_OK;
 }
 
-static h3_plan_knobs knobs_of(const h3_request *rq)
+static h3_plan_knobs knobs_of(const h3_request *rq, const h3_engine *e)
 {
     h3_plan_knobs k = h3_plan_request_default().knobs;
 
+    if (e && e->model.canvas_short_edge) k.canvas_short_edge = e->model.canvas_short_edge;
+    if (e && e->model.canvas_max_pixels) k.canvas_max_pixels = e->model.canvas_max_pixels;
+    if (e && e->model.reference_short_edge) k.reference_short_edge = e->model.reference_short_edge;
     if (rq->canvas_short_edge > 0) k.canvas_short_edge = rq->canvas_short_edge;
     if (rq->canvas_max_pixels > 0) k.canvas_max_pixels = rq->canvas_max_pixels;
     if (rq->reference_short_edge > 0) k.reference_short_edge = rq->reference_short_edge;
@@ -166,7 +169,7 @@ static int64_t frames_aligned(const h3_request *rq, const h3_engine *e)
 
 h3_status h3_sources_load(h3_sources *out, const h3_request *rq, h3_task task, const h3_engine *e)
 {
-    const h3_plan_knobs k = knobs_of(rq);
+    const h3_plan_knobs k = knobs_of(rq, e);
     const h3_source_rule rule = {
         .n_frames = frames_aligned(rq, e),
         .canvas = {k.canvas_multiple, k.canvas_short_edge, k.canvas_max_pixels},
@@ -255,7 +258,7 @@ h3_status h3_request_plan(h3_plan **out, const h3_request *rq, h3_task task, con
     h3_preset preset; // r may point into it
 
     r.task = task;
-    r.knobs = knobs_of(rq);
+    r.knobs = knobs_of(rq, e);
     r.canvas = (h3_size){rq->width, rq->height};
     H3_TRY(parse_aspect(&r.aspect_w, &r.aspect_h, rq->aspect));
     if (!rq->width && !rq->aspect && task != H3_FL2VA && def.width)

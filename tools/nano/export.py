@@ -25,9 +25,8 @@ import nets
 HERE = os.path.dirname(os.path.abspath(__file__))
 VERSION = {"_diffusers_version": "0.42.1"}
 ORIGINAL_VERSION = {"_diffusers_version": "0.32.2"}
-# What a request may leave out and which limits this size needs; not published fields.
-NANO = {"text_encoder_layer": nets.TEXT_LAYER, "canvas_short_edge": 256, "canvas_max_pixels": 256 * 256,
-        "reference_image_short_edge": nets.REFERENCE_EDGE, "min_frames": 22, "max_frames": 124, "num_inference_steps": 20}
+# Sizes that are the model's own; the diffusers index names them at its top.
+SIZES = {"canvas_short_edge": 256, "canvas_max_pixels": 256 * 256, "reference_image_short_edge": nets.REFERENCE_EDGE}
 COMPONENTS = {
     "text_encoder": ("transformers", "Qwen3VLForConditionalGeneration"), "tokenizer": ("transformers", "Qwen2TokenizerFast"),
     "processor": ("transformers", "Qwen3VLProcessor"), "vae": ("diffusers", "AutoencoderKLMiniMaxH3"),
@@ -260,8 +259,7 @@ def model_index(partition, tasks):
         "scheduler": None, "transformer": ["diffusers", "MiniMaxH3DiTModel"],
         "processor": ["transformers", "Qwen3VLProcessor"],
         "_minimax_h3": {"schema_version": 1, "partition": partition, "tasks": tasks, "task_aliases": {},
-                        "sigma_shift_scales": {"video": nets.VIDEO_SHIFT, "audio": nets.AUDIO_SHIFT}},
-        "_h3_nano": NANO,
+                        "sigma_shift_scales": {"video": nets.VIDEO_SHIFT, "audio": nets.AUDIO_SHIFT}, **SIZES},
     }
 
 
@@ -339,7 +337,7 @@ def write_diffusers(root, w):
         index[name] = [library, kind, {"type_hint": [library, kind], "pretrained_model_name_or_path": ".",
                                        "subfolder": "transformer" if name == "transformer_ref" else name,
                                        "variant": None, "revision": None}]
-    index.update({k: NANO[k] for k in ("canvas_short_edge", "canvas_max_pixels", "reference_image_short_edge")})
+    index.update(SIZES)
     write_json(os.path.join(root, "modular_model_index.json"), index)
 
 
