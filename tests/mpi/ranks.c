@@ -378,7 +378,8 @@ static void near_numbers(const char *device, h3_dtype act, double limit)
         must(run_request(z.m, &requests[i], act, &alone, false), requests[i].name);
         join(&z);
         must(run_request(z.m, &requests[i], act, &shared, false), requests[i].name);
-        if (h3_comm_rank(comm) == 0 && i == 0) printf("%s, ranks by %s\n", device, comm->name);
+        if (h3_comm_rank(comm) == 0 && i == 0)
+            printf("%s, ranks by %s\n", device, comm ? comm->name : "none");
         h3_comm_detach(comm, z.d);
         const double far = alone.n == shared.n ? distance(&alone, &shared) : 1;
         if (h3_comm_rank(comm) == 0)

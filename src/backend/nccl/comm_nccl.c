@@ -20,6 +20,7 @@ typedef struct nccl_link {
     ncclComm_t comm;
     cudaEvent_t last; // behind the last exchange
     bool is_pending, is_dead;
+    h3_dev *d; // whose three calls below are ours while we are attached; NULL: not yet
     h3_status (*upload)(h3_dev *d, void *dst, const void *src, size_t bytes);
     h3_status (*download)(h3_dev *d, void *dst, const void *src, size_t bytes);
     h3_status (*sync)(h3_dev *d);
@@ -173,6 +174,11 @@ static void detach(h3_comm *c)
             ncclCommDestroy(l->comm);
     }
     if (l->last) cudaEventDestroy(l->last);
+    if (l->d) { // the device lives on without ranks
+        l->d->upload = l->upload;
+        l->d->download = l->download;
+        l->d->sync = l->sync;
+    }
     snprintf(c->name, sizeof c->name, "%s", l->host_name);
     free(l);
     c->device_state = NULL;
@@ -214,6 +220,7 @@ h3_status h3_nccl_attach(h3_comm *c, h3_dev *d)
         detach(c);
         return st;
     }
+    l->d = d;
     l->upload = d->upload;
     l->download = d->download;
     l->sync = d->sync;
