@@ -1,6 +1,8 @@
 """The picture of docs/nano.md: prompts, frames of their clips, and the spectrum of their sound, beside each other.
 
-    python page.py --engine ../../build/release/h3av --out ../../docs/nano.jpg
+    python page.py --engine ../../build/release/h3av --out ../../docs/nano.jpg --demo ../../docs/demo.jpg
+
+Seeds are 1, 2, 3 ...: nothing is picked.  `--demo` makes the four frames of `make demo` too.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import tempfile
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+import evaluate
 import measure
 import world
 
@@ -42,9 +45,18 @@ def main():
     parser.add_argument("--engine", default="h3av")
     parser.add_argument("--model")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--seeds", type=int, nargs="*", default=())
     parser.add_argument("--out", default="nano.jpg")
+    parser.add_argument("--demo")
     args = parser.parse_args()
+    model = ["-m", args.model] if args.model else []
+
+    def make(folder, prompt, steps, seed):
+        subprocess.run([args.engine, "generate", *model, "-p", prompt, "-s", "256x256", "-f", "56", "--steps", str(steps),
+                        "--seed", str(seed), "-q", "--no-save-latents", "--frames-dir", os.path.join(folder, str(seed)),
+                        "--frames-format", "ppm", "--wav", os.path.join(folder, f"{seed}.wav")], check=True)
+        return evaluate.read_frames(os.path.join(folder, str(seed)), os.path.join(folder, f"{seed}.wav"))
+
+    still = lambda frame, edge: Image.fromarray((frame * 255).round().astype(np.uint8)).resize((edge, edge), Image.LANCZOS)
     row = EDGE + TEXT + GAP
     page = Image.new("RGB", (FRAMES * (EDGE + 2) + SPECTRUM + GAP, row * len(PROMPTS)), "white")
     pen = ImageDraw.Draw(page)
@@ -54,19 +66,20 @@ def main():
         font = ImageFont.load_default(14)
     with tempfile.TemporaryDirectory() as folder:
         for i, prompt in enumerate(PROMPTS):
-            path = os.path.join(folder, f"{i}.mp4")
-            seed = args.seeds[i] if i < len(args.seeds) else i + 1
-            model = ["-m", args.model] if args.model else []
-            subprocess.run([args.engine, "generate", *model, "-p", prompt, "-s", "256x256", "-f", "56", "--steps",
-                            str(args.steps), "--seed", str(seed), "-q", "--no-save-latents", "-o", path], check=True)
-            video, sound = measure.read_mp4(path)
-            print(seed, prompt, measure.facts(path), flush=True)
+            video, sound = make(folder, prompt, args.steps, i + 1)
+            v, a = measure.read_video(video), measure.read_audio(sound)
+            print(prompt, [v[k] for k in ("colour", "shape", "motion", "background")], a["sound"], a["pitch"], flush=True)
             top = i * row
             pen.text((2, top), prompt, fill="black", font=font)
             for k, f in enumerate(np.linspace(0, len(video) - 1, FRAMES).round().astype(int)):
-                still = Image.fromarray((video[f] * 255).round().astype(np.uint8)).resize((EDGE, EDGE), Image.LANCZOS)
-                page.paste(still, (k * (EDGE + 2), top + TEXT))
+                page.paste(still(video[f], EDGE), (k * (EDGE + 2), top + TEXT))
             page.paste(Image.fromarray(spectrum(sound, SPECTRUM, EDGE)), (FRAMES * (EDGE + 2) + GAP, top + TEXT))
+        if args.demo:
+            strip = Image.new("RGB", (512, 128))
+            video, _ = make(folder, "a red circle moves left to right with a low tone", 9, 42)
+            for k, f in enumerate((0, 18, 36, 55)):
+                strip.paste(still(video[f], 128), (128 * k, 0))
+            strip.save(args.demo, quality=88, optimize=True)
     page.save(args.out, quality=86, optimize=True)
     print(os.path.getsize(args.out), "bytes")
 
