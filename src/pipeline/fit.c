@@ -8,6 +8,7 @@
  */
 #include "fit.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -379,12 +380,25 @@ static size_t latent_bytes(const h3_plan *p)
            floats(2, p->n_audio, H3_AUDIO_LATENT_CHANNELS, 1);
 }
 
-/* The host's convolutions list the inputs of every output: two lists of eleven taps for the widest.
- */
-static size_t convolution_lists(int64_t n_latents)
+/* The host's convolutions list the inputs of every output, a number for each tap of the widest
+ * kernel; of two convolutions, since the allocator keeps the list before. */
+static size_t convolution_lists(const h3_checkpoint *ck, int64_t n_latents)
 {
     const int64_t most = n_latents < 1024 ? n_latents : 1024; // decoded at a time
-    return 2 * 11 * sizeof(int32_t) * (size_t)(most * H3_AUDIO_HOP);
+    int64_t taps = 1;
+
+    for (int64_t i = 0; i < h3_ckpt_n_tensors(ck); i++) {
+        const char *name = h3_ckpt_tensor(ck, i);
+        const char *end = name ? strstr(name, ".weight") : NULL;
+        int64_t ne[8];
+        int rank;
+        if (!end || end[7] || strncmp(name, "decoder.", 8) != 0 ||
+            strncmp(name, "decoder.ups.", 12) == 0 || !h3_ckpt_shape(ck, name, &rank, ne) ||
+            rank != 3)
+            continue;
+        if (ne[2] > taps && ne[2] < 64) taps = ne[2];
+    }
+    return 2 * sizeof(int32_t) * (size_t)(taps * most * H3_AUDIO_HOP);
 }
 
 static h3_status plan_sound(planner *k)
@@ -404,7 +418,7 @@ static h3_status plan_sound(planner *k)
         add(p, H3_FIT_HOST, "latents", latent_bytes(j->plan));
         add(p, H3_FIT_HOST, "sound", floats(2, j->plan->n_samples, 1, 1));
         if (k->is_host)
-            add(p, H3_FIT_HOST, "convolution lists", convolution_lists(j->plan->n_audio));
+            add(p, H3_FIT_HOST, "convolution lists", convolution_lists(part->ck, j->plan->n_audio));
         if (j->rq->save_latents) add(p, H3_FIT_DISK, "latents", latent_bytes(j->plan));
         add_part(k, p, part->ck, CONVOLUTIONS);
         add_weights(p, part->ck, "audio decoder", "*");
@@ -552,6 +566,9 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
     k.plan = e->plan;
     k.plan->comm = e->dev->comm; // this rank's share is planned
     st = plan_all(&k);
+#ifdef __GLIBC__
+    malloc_trim(0); // what planning took and gave back is free, not held
+#endif
     out->room = h3_fit_room_now(rq->out_path     ? rq->out_path
                                 : rq->frames_dir ? rq->frames_dir
                                                  : rq->wav_path,

@@ -256,14 +256,22 @@ static const kase cases[] = {
 
 enum { N_CASES = sizeof cases / sizeof *cases };
 
+static double row_of(const h3_fit_phase *p, const char *name)
+{
+    for (int i = 0; i < p->n_rows; i++)
+        if (strcmp(p->row[i].name, name) == 0) return (double)p->row[i].bytes;
+    return 0;
+}
+
 /* Five in a hundred of the whole process; a few MB where there is little to plan (stacks of
- * threads, the allocator's own). */
+ * threads, the allocator's own). Of the workspace, sized for the widest product there may be, a
+ * small model does not touch every page. */
 static void check_phase(const kase *c, const measured *m, const h3_fit_phase *p)
 {
     const double want = (double)planned(m, p), got = (double)peak_of(m, p->name);
     const double slack = fmax(0.05 * want, 3e6);
 
-    if (fabs(got - want) > slack)
+    if (got > want + slack || got < want - slack - row_of(p, "workspace"))
         fail_msg("%s, phase %s: planned %.1f MB, measured %.1f MB", c->name, p->name, want / 1e6,
                  got / 1e6);
 }
@@ -538,8 +546,8 @@ static void test_streaming_is_bit_identical(void **state)
 
 /* -------------------------------------------------------------------------------------- limits */
 
-/* What a request is told under `--ram limit`, or NULL when it ran. */
-static h3_status under_ram(size_t limit)
+/* What a request is told when the engine may take `more` than it holds once it is open. */
+static h3_status with_room(size_t more)
 {
     h3_engine_opts eo = h3_engine_default();
     h3_request rq = h3_request_default();
@@ -548,12 +556,13 @@ static h3_status under_ram(size_t limit)
     h3_status st;
 
     eo.n_threads = 1;
-    eo.ram_limit = limit;
     rq.prompt = "a red circle";
     rq.frames = 22;
     rq.steps = 2;
     rq.out_path = "/tmp/h3av-memory-refused.mp4";
     if (h3_engine_open(&e, &eo) != H3_OK) fail_msg("%s", h3_error());
+    malloc_trim(0);
+    e->ram_limit = h3_fit_held() + more; // as --ram
     st = h3_generate(e, &rq, &rs);
     h3_engine_close(&e);
     unlink(rq.out_path);
@@ -562,18 +571,14 @@ static h3_status under_ram(size_t limit)
 
 static void test_refusals(void **state)
 {
-    size_t held;
     (void)state;
-    if (IS_SANITIZED) skip(); // the sanitizer's own memory would be measured
 
-    assert_int_equal(under_ram(h3_fit_held() + (500u << 20)), H3_OK); // libraries are there now
-    malloc_trim(0);
-    held = h3_fit_held() + (2u << 20); // and an engine
-    assert_int_equal(under_ram(held + (40u << 20)), H3_E_NOMEM);
+    assert_int_equal(with_room(500u << 20), H3_OK); // libraries are there now
+    assert_int_equal(with_room(40u << 20), H3_E_NOMEM);
     if (!strstr(h3_error(), "phase decode") || !strstr(h3_error(), "--ram") ||
         !strstr(h3_error(), "--size") || !strstr(h3_error(), "MB"))
         fail_msg("%s", h3_error());
-    assert_int_equal(under_ram(held + (3u << 20)), H3_E_NOMEM);
+    assert_int_equal(with_room(4u << 20), H3_E_NOMEM);
     if (!strstr(h3_error(), "phase s")) fail_msg("%s", h3_error()); // sample or sound
 }
 
