@@ -51,7 +51,7 @@ static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
     const bool is_split = d->backend->pairs == H3_PAIRS_AMX; // operands in three pieces
     const size_t slab = lanes * (size_t)cols * (is_split ? 3 * sizeof(uint16_t) : sizeof(float));
     return (slab < 64u << 20 ? slab : 64u << 20) +
-           (size_t)d->n_threads * ((lanes + (is_split ? 480 : 320)) * 896);
+           (size_t)d->n_threads * ((lanes + (is_split ? 530 : 320)) * 896);
 }
 
 static int cores_allowed(void)
