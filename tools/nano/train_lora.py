@@ -174,7 +174,7 @@ def main():
     parser.add_argument("--out", default="lime.safetensors")
     parser.add_argument("--check")
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--clips", type=int, default=2000)
     parser.add_argument("--frames", type=int, default=22)
