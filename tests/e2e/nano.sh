@@ -9,7 +9,7 @@ h3av=$(realpath "$1") reader=$(realpath "$2") model=$(realpath "$3")/models/h3-n
 shift 3
 work=$(mktemp -d "${TMPDIR:-/tmp}/h3av-nano.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+cd "$work" && ln -s "$model-lime.safetensors" lime.safetensors && ln -s "$model-four.json" four.json || exit 1
 broken=0
 
 judge() { # what is judged, what it is, what was asked
@@ -23,7 +23,7 @@ show() { # COLOUR SHAPE DIRECTION BACKGROUND SOUND PITCH PROMPT; - is not judged
     number=$((number + 1))
     rm -rf f
     # shellcheck disable=SC2086
-    "$h3av" generate -m "$model" -s 256x256 -f 22 --steps 20 --seed $number -p "$7" --frames-dir f --frames-format ppm \
+    "$h3av" generate -m "$model" -s 256x256 -f 22 $schedule --seed $number -p "$7" --frames-dir f --frames-format ppm \
         --wav a.wav --no-save-latents -q $extra || { echo "FAIL $7"; broken=$((broken + 1)); return; }
     got=$("$reader" f a.wav) || { echo "FAIL $7: cannot be read"; broken=$((broken + 1)); return; }
     read -r colour shape way ground sound pitch from to <<<"$got"
@@ -40,7 +40,7 @@ show() { # COLOUR SHAPE DIRECTION BACKGROUND SOUND PITCH PROMPT; - is not judged
     echo "$7: $got${missed:+  --$missed}"
 }
 
-number=0 task="" extra="$*"
+number=0 task="" extra="$*" schedule="--steps 20"
 : >tally
 while IFS='|' read -r colour shape way ground sound pitch prompt; do
     show "$colour" "$shape" "$way" "$ground" "$sound" "$pitch" "$prompt" </dev/null
@@ -80,13 +80,27 @@ show red circle up white beep low "the shape floats up, low beeps"
 extra="$* --ref reference.ppm" task=reference-
 show red circle left black steady middle "the shape in Picture 1 moves left on a black background with a middle tone"
 show red circle down gray fall - "the object from <Picture 1> falls on a gray background with a falling tone"
+# a colour that the model has never read of, without and with the adapter that was trained for it
+extra="$*" task=unadapted-
+show lime - - - - - "a large lime circle moves left on a black background with a low tone"
+show lime - - - - - "a big lime square stays still on a gray background with a high tone"
+extra="$* --lora lime.safetensors" task=adapted-
+show lime circle left black steady low "a large lime circle moves left on a black background with a low tone"
+show lime square still gray steady high "a big lime square stays still on a gray background with a high tone"
+show red triangle right white beep middle "a large red triangle moves right on a white background with middle beeps"
+# four forwards instead of nineteen
+extra="$*" task=four- schedule="--preset four.json"
+show red circle left black steady low "a large red circle moves left on a black background with a low tone"
+show green square right white steady high "a big green box slides to the right on a white background with a high tone"
+show blue circle up gray beep middle "a large blue ball floats up on a gray background with medium beeps"
 
 echo
 # The model is small and misses some; a broken engine misses nearly all. What it reaches on 200 prompts is in docs/nano.md.
 awk '
 { n[$1]++; ok[$1] += $2; all++; right += $2 }
 END {
-    split("colour 85 shape 45 direction 85 background 90 sound 85 pitch 90 pan 80", need, " ")
+    split("colour 80 shape 50 direction 80 background 90 sound 85 pitch 90 pan 80 " \
+          "keyframe-direction 50 reference-background 50 adapted-colour 60 four-colour 60 four-sound 60", need, " ")
     for (i = 1; i in need; i += 2) least[need[i]] = need[i + 1]
     for (k in n) {
         low = k in least && 100 * ok[k] < least[k] * n[k]
@@ -94,5 +108,6 @@ END {
         bad += low
     }
     printf "%-22s %d of %d\n", "all", right, all
-    exit bad || all < 100 || 100 * right < 78 * all
+    bad += ok["unadapted-colour"] > 0
+    exit bad || all < 100 || 100 * right < 85 * all
 }' tally && [ $broken = 0 ]
