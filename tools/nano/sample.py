@@ -18,7 +18,6 @@ import data
 import measure
 import nets
 import train_dit
-import train_video_vae
 import world
 
 

@@ -15,7 +15,6 @@ import time
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import data
@@ -23,7 +22,6 @@ import lincode
 import nets
 import optim
 import train_video_vae
-import world
 
 # height, width, frames, clips kept, share of the training time; before and after TURN of the run
 POOLS = (

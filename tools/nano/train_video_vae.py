@@ -289,11 +289,6 @@ def initial_decoder(vae, code, seed=12, clips=48, size=128):
     return vae
 
 
-def near(mask):
-    """1 within four pixels of a shape."""
-    return F.max_pool3d(F.max_pool3d(mask, (1, 9, 1), 1, (0, 4, 0)), (1, 1, 9), 1, (0, 0, 4))
-
-
 class Windows:
     """Rendered windows of one canvas, as codes and as bytes in the decoder's order; rendered once, drawn many times."""
 
