@@ -428,17 +428,27 @@ static void pack_split(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64
 
 /* A product of bf16 pieces on AMX, where it fits the tiles and is the faster way. is_coarse: both
  * operands rounded to one piece. */
-static bool use_amx(const h3_backend *b, h3_gemm *g, h3_product *p, bool is_coarse)
+static bool use_amx(const h3_dev *d, h3_gemm *g, h3_product *p, bool is_coarse)
 {
+#ifdef H3_AMX_EMULATE
+    enum { LEAST_ROWS = 1 };
+#else
+    enum { LEAST_ROWS = 256 }; // fewer do not pay for making three pieces of a weight
+#endif
+    const h3_backend *b = d->backend;
+    const int64_t rows = d->whole_rows > p->m ? d->whole_rows : p->m;
     const bool is_plain = is_bf16(g->w);
     const int n_a = is_plain || is_coarse ? 1 : 3, n_b = g->x.dtype == H3_BF16 || is_coarse ? 1 : 3;
 
     if (b->pairs != H3_PAIRS_AMX || g->w->cols % (2 * AMX_STEP)) return false;
     if ((n_a * n_b < 6 ? n_a * n_b : 6) > b->amx_terms) return false;
+    if (n_a * n_b > 3 && rows < LEAST_ROWS) return false;
     p->is_amx = true;
     p->k = g->w->cols / 2;
-    p->kc = n_a > 1 ? KC_SPLIT : is_plain ? KC : KC / 2; // fill_split widens at most KC columns
-    p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b, .b_piece = p->k * NR};
+    p->kc = n_a > 1 || n_b > 1 ? KC_SPLIT
+            : is_plain         ? KC
+                               : KC / 2; // fill_split widens at most KC columns
+    p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b, .b_piece = p->k * NR + PANEL_GAP};
     g->split = p->split;
     p->fill = is_plain ? fill_bf16 : fill_split;
     p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;
@@ -626,10 +636,10 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
 
     if (b->math == H3_CPU_INT8 && b->has_vnni) {
         const bool is_q8 = is_all(g->w, H3_ENC_GGML);
-        if (is_q8 && use_amx(b, g, p, true)) return H3_OK; // closer than 8-bit rows, and faster
+        if (is_q8 && use_amx(d, g, p, true)) return H3_OK; // closer than 8-bit rows, and faster
         if (is_q8 || is_all(g->w, H3_ENC_INT8)) return use_int8(d, g, p, is_q8);
     }
-    if (use_amx(b, g, p, false)) return H3_OK;
+    if (use_amx(d, g, p, false)) return H3_OK;
     if (b->has_dot && g->x.dtype == H3_BF16 && g->w->cols % 2 == 0 && is_bf16(g->w)) {
         p->k = g->w->cols / 2;
         p->tile = ISA(h3_cpu_bf16_rows);

@@ -48,8 +48,10 @@ static void cpu_close(h3_dev *d)
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
     const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
-    const bool is_split = d->backend->pairs == H3_PAIRS_AMX; // operands in three pieces
-    const size_t slab = lanes * (size_t)cols * (is_split ? 3 * sizeof(uint16_t) : sizeof(float));
+    const bool is_split = d->backend->pairs == H3_PAIRS_AMX;        // operands in three pieces
+    const size_t gaps = cols ? lanes * (is_split ? 1536 : 512) : 0; // between panels
+    const size_t slab =
+        lanes * (size_t)cols * (is_split ? 3 * sizeof(uint16_t) : sizeof(float)) + gaps;
     return (slab < 64u << 20 ? slab : 64u << 20) +
            (size_t)d->n_threads * ((lanes + (is_split ? 530 : 320)) * 896);
 }
@@ -163,7 +165,9 @@ static h3_status choose_low(h3_backend *b)
         return h3_fail(H3_E_UNSUPPORTED, "cpu math bf16: this processor has no AVX-512 BF16");
     b->pairs = b->has_dot ? H3_PAIRS_DOT : H3_PAIRS_NONE;
     if (b->has_amx && speed.amx < (b->has_dot ? speed.dot : speed.f32)) b->pairs = H3_PAIRS_AMX;
-    if (b->pairs == H3_PAIRS_AMX) b->amx_terms = (int)(speed.f32 / speed.amx);
+    /* Of six products the tiles must do four in the time of one: they reuse what they load. */
+    if (b->pairs == H3_PAIRS_AMX)
+        b->amx_terms = speed.f32 > 4 * speed.amx ? 6 : speed.f32 > 2 * speed.amx ? 3 : 1;
 #ifdef H3_AMX_EMULATE // as on a processor whose VDPBF16PS is slow
     if (b->has_amx) b->pairs = H3_PAIRS_AMX, b->amx_terms = 6;
     b->has_dot = false;

@@ -216,10 +216,18 @@ static int64_t least(int64_t a, int64_t b)
 
 enum { MAX_PANELS = 1024 / NR }; ///< C of a block: at most 1024 lanes x NB rows, 0.9 MB
 
-/* Floats of a panel of B and of a tile of A, all pieces. */
+/* On AMX sums come back so soon that C must stay in level 2, beside a tile and what a pass reads of
+ * B. */
+static int64_t max_panels(const h3_product *p)
+{
+    return p->is_amx ? MAX_PANELS / 2 : MAX_PANELS;
+}
+
+/* Floats of a panel of B and of a tile of A, all pieces. Panels are kept off multiples of a power
+ * of two: at widths like 2048 all of them would meet in the same few sets of level 2. */
 static int64_t panel_floats(const h3_product *p)
 {
-    return p->k * NR * (p->split.n_b > 1 ? p->split.n_b : 1);
+    return p->split.n_b > 1 ? p->split.n_b * p->split.b_piece : p->k * NR + PANEL_GAP;
 }
 
 static int64_t tile_floats(const h3_product *p)
@@ -234,9 +242,10 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     c.blocks_n = h3_ceil_div(p->n, NB);
     c.per_n = h3_ceil_div(h3_ceil_div(p->n, c.blocks_n), group) * group; // even, in whole groups
     c.blocks_n = h3_ceil_div(p->n, c.per_n);
-    c.per_block = least(c.panels, MAX_PANELS);
+    c.per_block = least(c.panels, max_panels(p));
     /* Too few blocks of rows to feed every thread: cut the panels finer, but not to nothing. */
-    while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads && c.per_block > 4)
+    while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads &&
+           c.per_block > (p->is_pieced ? 8 : 4))
         c.per_block = (c.per_block + 1) / 2;
     c.blocks_m = h3_ceil_div(c.panels, c.per_block);
     while (p->share && c.blocks_n * c.blocks_m < 3 * n_threads && c.per_n > 2 * group) {
@@ -417,8 +426,7 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
 static int64_t slab_of(const h3_product *p)
 {
     if (!p->share) return p->m;
-    int64_t lanes =
-        (int64_t)(64u << 20) / (int64_t)sizeof(float) / (panel_floats(p) / NR) / NR * NR;
+    int64_t lanes = (int64_t)(64u << 20) / (int64_t)sizeof(float) / panel_floats(p) * NR;
     if (lanes < 4 * NR) lanes = 4 * NR;
     return least(p->m, least(lanes, (int64_t)MAX_PANELS * NR));
 }

@@ -28,6 +28,7 @@ enum {
      * keep a panel's pieces in level 1. */
     KC_SPLIT = KC / 2,
     LDA_SPLIT = KC_SPLIT + 16,
+    PANEL_GAP = KC / 2 * NR,          ///< floats between shared panels of B, see product.c
     NB = (16 * 14 + MR - 1) / MR * MR ///< rows of A that one call of fill may ask for: whole groups
 };
 
