@@ -228,7 +228,8 @@ static const struct {
 } commands[] = {
     {"generate", CMD_GENERATE, 0, 1, "[PROMPT]",
      "prompt (and pictures, clips, sounds) to an MP4 with sound"},
-    {"plan", CMD_PLAN, 0, 1, "[PROMPT]", "everything generate would decide; needs no weights"},
+    {"plan", CMD_PLAN, 0, 1, "[PROMPT]",
+     "everything generate would decide; without -m for the released model, no weights needed"},
     {"decode", CMD_DECODE, 1, 1, "LATENTS", "saved latents to an MP4"},
     {"mux", CMD_MUX, 1, 1, "FRAMES_DIR", "a folder of frames and a WAV to an MP4"},
     {"inspect", CMD_INSPECT, 1, 1, "PATH", "what is this file or folder, and what is missing"},

@@ -236,6 +236,13 @@ static int run_generate(cli *c)
     return ranks_close(c, status);
 }
 
+/* Is any part of a model named? A plan of none is for the released one, at hand or not. */
+static bool is_model_given(const h3_engine_opts *o)
+{
+    return o->model || o->dit || o->text_encoder || o->vae || o->audio_vae || o->tokenizer ||
+           o->n_loras;
+}
+
 static int run_plan(cli *c)
 {
     progress p;
@@ -248,7 +255,7 @@ static int run_plan(cli *c)
         free(prompt);
         return status;
     }
-    if (c->engine.model || c->engine.dit) st = h3_engine_open(&e, &c->engine);
+    if (is_model_given(&c->engine)) st = h3_engine_open(&e, &c->engine);
     if (!c->is_json && !c->is_quiet) { // the plan on stdout, its memory for people on stderr
         progress_init(&p, false, false, false);
         c->rq.on_event = progress_event;

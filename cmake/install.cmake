@@ -18,6 +18,9 @@ foreach(lib ${h3_pc_extra})
     endif()
     string(APPEND H3_PC_LIBS " ${lib}")
 endforeach()
+# Relative to the file itself: `cmake --install --prefix` and a moved tree keep working.
+file(RELATIVE_PATH H3_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" H3_PC_PREFIX "${H3_PC_PREFIX}")
 configure_file(cmake/h3av.pc.in ${CMAKE_BINARY_DIR}/h3av.pc @ONLY)
 
 install(TARGETS h3av RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

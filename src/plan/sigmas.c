@@ -40,8 +40,8 @@ static h3_status finish(h3_schedule *s, const float *sigmas, int n)
 
 static h3_status check_shift(double shift)
 {
-    if (shift > 0.0 && shift <= 1e6) return H3_OK;
-    return h3_fail(H3_E_ARG, "shift %g: expected a positive number up to 1e6", shift);
+    if (shift >= 1e-6 && shift <= 1e6) return H3_OK; // less is lost in shift - 1, and 0/0 follows
+    return h3_fail(H3_E_ARG, "shift %g: expected 1e-6 .. 1e6", shift);
 }
 
 h3_status h3_schedule_init(h3_schedule *s, int n, double shift)

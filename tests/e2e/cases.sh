@@ -54,6 +54,8 @@ refuses "canvas knobs are for tests" 2 "--lift-limits" generate -p x --canvas-sh
 refuses "preset of x264 before the work" 2 "warp" generate -p x $small --preset-x264 warp -o refused.mp4
 refuses "help of no command" 2 "frob" help frob
 refuses "long rubbish stays one short line" 2 "expected" generate -p x --task "$(printf 'y%.0s\n' $(seq 3000))" -o refused.mp4
+refuses "shift that is lost in rounding" 2 "shift 1e-300" generate -p x --shift 1e-300 -o refused.mp4
+for o in --vae --lora --tokenizer; do refuses "plan of a $o that is none" 5 "nowhere" plan -p x $o nowhere; done
 refuses "5s" 2 "5s" plan -p x -t 5s
 frames() { "$h3av" plan -p x --json "$@" 2>/dev/null | sed -n 's/^  "frames": \([0-9]*\),/\1/p'; }
 for pair in 1e-300:22 4:107 4.46:124 5:124 10:243 14.375:345 15:362 15.083:362 15.1:379; do

@@ -919,6 +919,7 @@ static void test_schedule_errors(void **state)
     assert_error(h3_schedule_init(&s, H3_MAX_SIGMAS + 1, 12.0), H3_E_ARG, "steps");
     assert_error(h3_schedule_init(&s, 50, 0.0), H3_E_ARG, "shift 0");
     assert_error(h3_schedule_init(&s, 50, (double)NAN), H3_E_ARG, "shift");
+    assert_error(h3_schedule_init(&s, 50, 1e-300), H3_E_ARG, "shift 1e-300");
     assert_error(h3_schedule_from(&s, rising, 4, 12.0), H3_E_ARG, "sigma 2");
     assert_error(h3_schedule_from(&s, open, 2, 12.0), H3_E_ARG, "must be 0");
     assert_error(h3_schedule_from(&s, high, 2, 12.0), H3_E_ARG, "sigma 0 is 1.5");
