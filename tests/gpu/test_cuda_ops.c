@@ -281,9 +281,12 @@ static void test_heads_e4m3(void **unused)
     h3_tensor all = make(H3_BF16, 0, EXTENTS(S, 3 * H * D)), co = make(H3_BF16, 0, EXTENTS(S, R)),
               si = make(H3_BF16, 0, EXTENTS(S, R)), g = make(H3_F32, 0, EXTENTS(D));
     fill(all, 3, 0);
-    fill(co, 0.5f, 0.3f);
-    fill(si, 0.5f, 0);
-    fill(g, 0.5f, 1);
+    fill(g, 0.1f, 1);
+    for (int64_t i = 0; i < (int64_t)S * R; i++) { // a rotation: what the norm promises holds
+        const float angle = 3 * random_normal();
+        h3_num_store(co.data, co.dtype, i, cosf(angle));
+        h3_num_store(si.data, si.dtype, i, sinf(angle));
+    }
     for (int i = 0; i < 2; i++) {
         h3_dev *const b = at[i] ? at[i] : d;
         h3_tensor x = all, c = co, s = si, gain = g;
