@@ -38,6 +38,8 @@ H3_NODISCARD h3_status h3_ring_get(h3_ring *r, h3_load *l);
 void h3_ring_done(h3_ring *r, h3_load *l);
 /** Waits for copies and gives the pinned copy of `l` back, and its place in the budget. */
 void h3_ring_evict(h3_ring *r, h3_load *l);
+/** True when `l` has a pinned copy: its file is not read again. */
+bool h3_ring_is_pinned(h3_ring *r, const h3_load *l);
 /** Bytes of device memory in slots. */
 size_t h3_ring_held(const h3_ring *r);
 

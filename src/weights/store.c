@@ -341,7 +341,7 @@ h3_status h3_store_acquire(h3_store *s, int index)
     }
     if (s->dev->is_plan || g->load.n == 0) return fetch(s, g);
     const group *next = next_to_read(s, index);
-    if (next && !(next->load.may_home && s->goes_round)) ask_for(s, next); // else it has a copy
+    if (next && !(s->ring && h3_ring_is_pinned(s->ring, &next->load))) ask_for(s, next);
     return s->ring ? acquire_streamed(s, index) : fetch(s, g);
 }
 
