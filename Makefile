@@ -12,7 +12,7 @@
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD = build/release
-PROMPT ?= a red circle moves left to right with a low tone
+PROMPT ?= a large red circle moves from left to right on a white background with a low tone
 
 .PHONY: all build demo check check-all check-release check-dev check-clang check-cuda check-server check-web install clean format mutations fuzz deps deps-check
 

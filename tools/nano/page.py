@@ -1,8 +1,8 @@
 """The picture of docs/nano.md: prompts, frames of their clips, and the spectrum of their sound, beside each other.
 
-    python page.py --engine ../../build/release/h3av --out ../../docs/nano.jpg --demo ../../docs/demo.jpg
+    python page.py --engine ../../build/release/h3av --out ../../docs/nano.jpg
 
-Seeds are 1, 2, 3 ...: nothing is picked.  `--demo` makes the four frames of `make demo` too.
+Seeds are 1, 2, 3 ...: nothing is picked.
 """
 
 import argparse
@@ -46,7 +46,6 @@ def main():
     parser.add_argument("--model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", default="nano.jpg")
-    parser.add_argument("--demo")
     args = parser.parse_args()
     model = ["-m", args.model] if args.model else []
 
@@ -74,12 +73,6 @@ def main():
             for k, f in enumerate(np.linspace(0, len(video) - 1, FRAMES).round().astype(int)):
                 page.paste(still(video[f], EDGE), (k * (EDGE + 2), top + TEXT))
             page.paste(Image.fromarray(spectrum(sound, SPECTRUM, EDGE)), (FRAMES * (EDGE + 2) + GAP, top + TEXT))
-        if args.demo:
-            strip = Image.new("RGB", (512, 128))
-            video, _ = make(folder, "a red circle moves left to right with a low tone", 9, 42)
-            for k, f in enumerate((0, 18, 36, 55)):
-                strip.paste(still(video[f], 128), (128 * k, 0))
-            strip.save(args.demo, quality=88, optimize=True)
     page.save(args.out, quality=86, optimize=True)
     print(os.path.getsize(args.out), "bytes")
 
