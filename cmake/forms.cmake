@@ -10,5 +10,8 @@ if(TARGET h3av AND H3_PYTHON3)
         add_test(NAME e2e_${name} COMMAND ${H3_PYTHON3} ${CMAKE_SOURCE_DIR}/tests/e2e/${name}.py $<TARGET_FILE:h3av>
                                           ${CMAKE_SOURCE_DIR})
         set_tests_properties(e2e_${name} PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+        if(H3_SANITIZE)
+            set_tests_properties(e2e_${name} PROPERTIES ENVIRONMENT H3_SANITIZED=1)
+        endif()
     endforeach()
 endif()

@@ -60,7 +60,7 @@ try:
     a.send_signal(signal.SIGKILL)  # its worker process goes with it
     a.wait()
     short = call("POST", f"{at_b}/v1/videos", {"prompt": "short", "size": "32x32", "num_frames": 22, "steps": 2})["id"]
-    wait_for("all jobs end on the server that is left", 100,
+    wait_for("all jobs end on the server that is left", 300,
              lambda: all(status(at_b, j) == "completed" for j in long + [short]))
     listed = [v["id"] for v in call("GET", f"{at_b}/v1/videos")["data"]]
     assert set(long + [short]) <= set(listed), listed

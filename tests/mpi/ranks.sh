@@ -74,8 +74,13 @@ check "a model that is not there" "$(lines)" 1
 check "more ranks than a host takes" "$? $(lines)" "2 1"
 
 # Long enough to be stopped in the middle: rank 0, then another rank, by signal; then one is killed.
-long="-m tiny -s 320x192 --lift-limits -f 73 --steps 200 -q -j 1 -p x --ranks 2 -o no.mp4"
-start() { "$h3av" generate $long >out 2>err & pid=$!; for i in $(seq 100); do child=$(pgrep -P $pid | head -1); [ "$child" ] && break; sleep 0.05; done; sleep 0.7; }
+long="-m tiny -s 320x192 --lift-limits -f 73 --steps 200 --json -j 1 -p x --ranks 2 -o no.mp4"
+start() { # until it samples
+    "$h3av" generate $long >out 2>err &
+    pid=$!
+    for i in $(seq 600); do grep -q '"phase":"sample","step"' out && break; sleep 0.1; done
+    child=$(pgrep -P $pid | head -1)
+}
 start; kill -TERM $pid; wait $pid; check "stopping rank 0" "$? $(lines)" "130 1"
 start; kill -INT "$child"; wait $pid; check "stopping another rank" "$? $(lines)" "130 1"
 start; kill -KILL "$child"; wait $pid; check "a rank that is killed" "$? $(lines)" "70 1"
