@@ -23,7 +23,7 @@ fi
 [ -n "${NCCL_HOME:-}" ] && export LD_LIBRARY_PATH="$NCCL_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
 cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release >/dev/null
-cmake --build "$build" -j "$(nproc)" --target h3av h3av-ranks
+cmake --build "$build" -j "$(nproc)" --target h3av h3av-ranks h3av-gpu-bench
 nvidia-smi topo -m | tee "$out/multi_gpu_topology.txt" || true
 
 counts=1
@@ -42,6 +42,7 @@ for n in $counts; do
     echo "== $n GPU(s): a step of $layers layers at $rows rows"
     "$build/h3av" bench --what dit --layers "$layers" --rows "$rows" --repeat "$repeat" --dtype bf16 --gpus "$gpus" --json \
         >"$out/multi_gpu_$n.json"
-    nvidia-smi --query-gpu=index,memory.used --format=csv,noheader || true
+    # Tiles of a clip over the ranks; each rank says how much device memory it took.
+    "$build/h3av-gpu-bench" --what clip --tiles 12 --repeat 1 --ranks "$n" 2>&1 | tee "$out/multi_gpu_clip_$n.txt"
 done
 python3 "$root/bench/scaling.py" --results "$out"/multi_gpu_[0-9].json | tee "$out/multi_gpu.md"
