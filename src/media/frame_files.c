@@ -235,10 +235,6 @@ void h3_frames_list_free(char ***paths, int64_t n)
 
 static h3_status prepare_folder(h3_frames *f, const char *dir)
 {
-    numbered *list = NULL;
-    int64_t n = 0;
-    h3_status st;
-
     if (mkdir(dir, 0777) == 0) {
         f->is_new_dir = true;
         return H3_OK;
@@ -247,6 +243,17 @@ static h3_status prepare_folder(h3_frames *f, const char *dir)
         return h3_fail(H3_E_MISSING, "%s: the folder above it does not exist", dir);
     if (errno != EEXIST || !h3_path_is_dir(dir))
         return h3_fail(H3_E_IO, "%s: the folder cannot be made: %s", dir, strerror(errno));
+    return h3_frames_check(dir);
+}
+
+h3_status h3_frames_check(const char *dir)
+{
+    numbered *list = NULL;
+    int64_t n = 0;
+    h3_status st;
+
+    if (!h3_path_exists(dir)) return H3_OK; // it will be made
+    if (!h3_path_is_dir(dir)) return h3_fail(H3_E_ARG, "frames folder %s: is a file", dir);
     st = read_folder(&list, &n, dir);
     if (st == H3_OK && n)
         st = h3_fail(H3_E_ARG, "%s: holds %lld frames already; old and new ones would mix", dir,

@@ -15,6 +15,10 @@ typedef enum h3_frame_format { H3_FRAMES_PNG = 0, H3_FRAMES_PPM = 1 } h3_frame_f
 
 typedef struct h3_frames h3_frames;
 
+/** Whether h3_frames_open would take a folder that is there already, for a check before hours of
+ *  sampling. */
+H3_NODISCARD h3_status h3_frames_check(const char *dir);
+
 /** Creates `dir` if it does not exist (its parent must) and writes pictures of one size into it. A
  *  folder that already holds frames is refused (H3_E_ARG): old and new would mix. */
 H3_NODISCARD h3_status h3_frames_open(h3_frames **out, const char *dir, int width, int height,

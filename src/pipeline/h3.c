@@ -300,6 +300,7 @@ static h3_status decode_work(h3_job *j)
 {
     const char *seed;
 
+    H3_TRY(h3_job_check_names(j));
     if (h3_comm_rank(j->e->comm) == 0) H3_TRY(h3_latents_read(&j->latents, j->latents_path));
     H3_TRY(h3_job_share_latents(j));
     const int width = (int)j->latents.w * 16, height = (int)j->latents.h * 16;

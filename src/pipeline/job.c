@@ -319,6 +319,7 @@ h3_status h3_job_run(h3_job *j)
     j->latents_path = beside_output(j->rq, j->rq->latents_path, ".latents");
     j->checkpoint_path = beside_output(j->rq, j->rq->checkpoint_path, ".checkpoint");
     h3_job_phase(j, "load", 0, 0.02);
+    H3_TRY(h3_job_check_names(j));
     H3_TRY(check_resume(j));
     H3_TRY(h3_job_load(j));
     if (h3_job_is_first(j))

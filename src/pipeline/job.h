@@ -85,6 +85,8 @@ h3_status h3_job_explain_checkpoint(const h3_job *j, h3_status st);
 
 /* ---- checks between stages (job_checks.c): H3_E_NUMERIC names stage and place ---- */
 
+/** That no two files of the run have one name: the second would replace, or remove, the first. */
+H3_NODISCARD h3_status h3_job_check_names(const h3_job *j);
 H3_NODISCARD h3_status h3_job_check_embeds(const h3_job *j);
 H3_NODISCARD h3_status h3_job_check_condition(const h3_job *j, int i);
 /** Also warns of latents far outside the range of pictures. */

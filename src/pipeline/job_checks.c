@@ -4,7 +4,10 @@
  * decoder at every tile.
  */
 #include <math.h>
+#include <string.h>
+#include <sys/stat.h>
 
+#include "file.h"
 #include "half.h"
 #include "job.h"
 
@@ -27,6 +30,41 @@ static h3_status bad(const char *stage, const char *what, int64_t at, int64_t n)
 {
     return h3_fail(H3_E_NUMERIC, "%s: %s hold NaN or infinity (number %lld of %lld)", stage, what,
                    (long long)at, (long long)n);
+}
+
+/* Do two names mean one file, there or not: equal last parts in one folder? */
+static bool is_same_name(const char *a, const char *b)
+{
+    const char *slash_a = strrchr(a, '/'), *slash_b = strrchr(b, '/');
+    const char *name_a = slash_a ? slash_a + 1 : a, *name_b = slash_b ? slash_b + 1 : b;
+    struct stat in_a, in_b;
+
+    if (strcmp(name_a, name_b) != 0) return false;
+    char *dir_a = h3_strdupf("%.*s.", (int)(name_a - a), a);
+    char *dir_b = h3_strdupf("%.*s.", (int)(name_b - b), b);
+    const bool is_same = stat(dir_a, &in_a) == 0 && stat(dir_b, &in_b) == 0 &&
+                         in_a.st_dev == in_b.st_dev && in_a.st_ino == in_b.st_ino;
+    free(dir_a);
+    free(dir_b);
+    return is_same;
+}
+
+h3_status h3_job_check_names(const h3_job *j)
+{
+    const struct {
+        const char *what, *path;
+    } files[] = {{"the MP4", j->rq->out_path},
+                 {"the sound", j->rq->wav_path},
+                 {"the latents", j->latents_path},
+                 {"the checkpoint", j->checkpoint_path}};
+    const int n = sizeof files / sizeof *files;
+
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            if (files[i].path && files[k].path && is_same_name(files[i].path, files[k].path))
+                return h3_fail(H3_E_ARG, "%s: would be %s and %s of this run; give two names",
+                               files[i].path, files[k].what, files[i].what);
+    return H3_OK;
 }
 
 h3_status h3_job_name_stage(h3_status st, const char *stage)

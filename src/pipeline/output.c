@@ -76,8 +76,7 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
         H3_TRY(h3_mux_check(&opt));
     }
     if (rq->wav_path) H3_TRY(check_name(rq->wav_path));
-    if (rq->frames_dir && h3_path_exists(rq->frames_dir) && !h3_path_is_dir(rq->frames_dir))
-        return h3_fail(H3_E_ARG, "frames folder %s: is a file", rq->frames_dir);
+    if (rq->frames_dir) H3_TRY(h3_frames_check(rq->frames_dir));
     if (!rq->out_path && !rq->frames_dir && !rq->wav_path)
         return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");
     return H3_OK;

@@ -128,6 +128,14 @@ latents_of() { # NAME T,H,W N: a file of latents that holds no numbers, whatever
 }
 latents_of none 0,4,4 0 && refuses "latents of nothing" 4 "none: video of 0" decode none -o refused.mp4
 latents_of vast 0,268435456,1099511627776 0 && refuses "latents of 2^40 columns" 4 "vast: video of 0" decode vast -o refused.mp4
+cp l kept
+for o in "-o kept" "--wav ./kept" "-o $work/kept"; do refuses "decode over the latents, $o" 2 "two names" decode kept $o; done
+check "the latents are still there" "$(cmp l kept && echo same)" same
+for o in --wav --latents --checkpoint; do
+    refuses "$o is the MP4" 2 "two names" generate -p x $small $o ./refused.mp4 -o refused.mp4
+done
+mkdir old && "$h3av" decode l -q --frames-dir old --frames-format ppm
+refuses "frames over frames, before the work" 2 "holds 22 frames" generate -p x $small --frames-dir old --latents refused
 refuses "latents are no checkpoint" 4 "checkpoint" generate -p x $small --resume l -o refused.mp4
 
 # ---- small surroundings
