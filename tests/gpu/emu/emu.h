@@ -135,12 +135,16 @@ template <bool IS_BF16>
 static inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
     const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    std::memcpy(emu::slot(emu::lane()), mine, sizeof mine);
+    float wide[12];
+    for (unsigned i = 0; i < 12; i++)
+        wide[i] = emu_widen(IS_BF16, (unsigned short)(mine[i / 2] >> (16 * (i % 2))));
+    std::memcpy(emu::slot(emu::lane()), wide, sizeof wide);
     emu::warp_barrier();
-    auto at = [](unsigned lane, unsigned reg, unsigned half) {
-        unsigned w;
-        std::memcpy(&w, emu::slot(lane) + 4 * reg, 4);
-        return emu_widen(IS_BF16, (unsigned short)(w >> (16 * half)));
+    const unsigned char *const base = emu::slot(0);
+    auto at = [base](unsigned lane, unsigned reg, unsigned half) {
+        float v;
+        std::memcpy(&v, base + 64 * lane + 8 * reg + 4 * half, 4);
+        return v;
     };
     for (unsigned e = 0; e < 4; e++) {
         const unsigned row = emu::lane() / 4 + e / 2 * 8, n = emu::lane() % 4 * 2 + e % 2;
