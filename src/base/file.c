@@ -304,7 +304,9 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
         free(dir);
         dir = h3_strdupf("/");
     }
-    if (!*name || h3_path_is_dir(path))
+    if (strcmp(path, "-") == 0)
+        st = h3_fail(H3_E_ARG, "-: standard output is not supported, give the name of a file");
+    else if (!*name || h3_path_is_dir(path))
         st = h3_fail(H3_E_ARG, "%s: is a folder, give the name of a file", path);
     else if (is_special(path)) // root would replace /dev/null by a file
         st = h3_fail(H3_E_ARG, "%s: is a device or pipe, give the name of a file", path);

@@ -49,6 +49,23 @@ static bool is_same_name(const char *a, const char *b)
     return is_same;
 }
 
+/* Is `out` the very file that `in` is read from? */
+static bool is_input(const h3_input *in, const char *out)
+{
+    struct stat a, b;
+
+    return in && !in->data && in->path && out && stat(in->path, &a) == 0 && stat(out, &b) == 0 &&
+           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+static bool is_any_input(const h3_request *rq, const char *out)
+{
+    if (is_input(rq->first, out) || is_input(rq->last, out)) return true;
+    for (int i = 0; i < rq->n_refs; i++)
+        if (is_input(&rq->refs[i], out)) return true;
+    return false;
+}
+
 h3_status h3_job_check_names(const h3_job *j)
 {
     const struct {
@@ -59,6 +76,10 @@ h3_status h3_job_check_names(const h3_job *j)
                  {"the checkpoint", j->checkpoint_path}};
     const int n = sizeof files / sizeof *files;
 
+    for (int i = 0; i < n; i++)
+        if (is_any_input(j->rq, files[i].path))
+            return h3_fail(H3_E_ARG, "%s: is read by this run and would be %s; give two names",
+                           files[i].path, files[i].what);
     for (int i = 0; i < n; i++)
         for (int k = 0; k < i; k++)
             if (files[i].path && files[k].path && is_same_name(files[i].path, files[k].path))

@@ -51,10 +51,10 @@ static h3_status check_name(const char *path)
     return H3_OK;
 }
 
-/* A name that promises another container would mislead every program that trusts names. */
-static h3_status check_container(const char *path)
+h3_status h3_output_container(const char *path)
 {
-    static const char *const others[] = {"avi", "mkv", "webm", "gif", "wmv", "flv", "wav", "png"};
+    static const char *const others[] = {"avi", "mkv", "webm", "gif", "wmv", "flv",
+                                         "wav", "png", "ppm",  "jpg", "jpeg"};
     const char *dot = strrchr(path, '.');
 
     for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)
@@ -71,11 +71,12 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
     H3_TRY(frame_format(&format, rq->frames_format));
     if (rq->out_path) {
         const h3_mux_opt opt = h3_output_mux(rq, width, height, n_frames, 0);
-        H3_TRY(check_container(rq->out_path));
+        H3_TRY(h3_output_container(rq->out_path));
         H3_TRY(check_name(rq->out_path));
         H3_TRY(h3_mux_check(&opt));
     }
     if (rq->wav_path) H3_TRY(check_name(rq->wav_path));
+    if (rq->latents_path && rq->save_latents) H3_TRY(check_name(rq->latents_path));
     if (rq->frames_dir) H3_TRY(h3_frames_check(rq->frames_dir));
     if (!rq->out_path && !rq->frames_dir && !rq->wav_path)
         return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");

@@ -22,6 +22,10 @@ typedef struct h3_output {
     uint64_t sum[3], sum2[3]; ///< of each colour: is the picture black, or flat?
 } h3_output;
 
+/** Refuses a name that promises another container: it would mislead every program that trusts
+ * names. */
+h3_status h3_output_container(const char *path);
+
 /** Names usable, encoder present, folders writable: asked before hours of work. */
 H3_NODISCARD h3_status h3_output_check(const h3_request *rq, int width, int height,
                                        int64_t n_frames);

@@ -8,6 +8,7 @@
 #include "inspect.h"
 #include "job.h"
 #include "lora.h"
+#include "output.h"
 #include "st_write.h"
 #include "tools.h"
 
@@ -213,5 +214,6 @@ h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps, cons
             return h3_fail(H3_E_ARG, "fps %g: expected a whole number from 1 to 240", fps);
         opt.fps = (int)fps;
     }
+    H3_TRY(h3_output_container(rq->out_path));
     return h3_mux_folder(rq->out_path, frames_dir, wav, &opt);
 }

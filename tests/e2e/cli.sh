@@ -111,6 +111,9 @@ for layout in own original diffusers; do
 done
 mkfifo pipe
 refuses "a pipe as output" 2 "device or pipe" generate -p x $small -o pipe
+printf 'P6\n64 64\n255\n' >key.mp4 && head -c 12288 /dev/zero >>key.mp4
+refuses "an input as output" 2 "is read by this run" generate -p x $small --first key.mp4 -o key.mp4
+refuses "latents in a folder" 2 "is a folder" generate -p x $small --latents . -o refused.mp4
 refuses "another container" 2 "only MP4 is written" generate -p x $small -o refused.avi
 mkdir parts && mv cv_text_encoder.safetensors cv_video_vae.safetensors cv_audio_vae.safetensors parts && cp -r "$data/tiny-h3/original/FL2VA/tokenizer" parts
 for partition in FL2VA Ref2VA; do

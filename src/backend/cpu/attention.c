@@ -362,6 +362,7 @@ static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(d->n_threads)
     for (int64_t t = 0; t < H * blocks; t++) {
+        if (h3_is_cancelled(d->cancel)) continue; // a long prompt spends minutes in one call
         const room m = room_at(
             &j, (float *)((unsigned char *)work + per_thread * (size_t)omp_get_thread_num()));
         int64_t b = t % blocks;
@@ -377,7 +378,7 @@ static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_
         if (j.is_amx) ISA(h3_cpu_amx_end)();
 #endif
     }
-    return H3_OK;
+    return h3_dev_check(d);
 }
 
 void ISA(h3_cpu_fill_attention)(h3_ops *op)
