@@ -2,16 +2,12 @@
  * Opening the CPU: which instruction set, how many threads, and whose entries fill the table. Every
  * file of the backend exists once per instruction set; nothing else asks the processor anything.
  */
-#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
+#include "choice.h"
 #include "cpu.h"
 #include "size.h"
 
@@ -63,11 +59,6 @@ static int cores_allowed(void)
     return 1;
 }
 
-/* See gemm.h, which needs vectors. */
-double h3_cpu_time_f32_avx512(void);
-double h3_cpu_time_bf16_avx512(void);
-double h3_cpu_time_amx_avx512(void);
-
 #define FILL(isa, op)                       \
     do {                                    \
         h3_cpu_fill_products_##isa(op);     \
@@ -117,38 +108,6 @@ static h3_status parse_math(const char *name, h3_cpu_math *out)
 }
 
 #if defined(__x86_64__)
-/* CPUID leaf 7 names AMX; the kernel hands its 8 KB of state only to processes that ask. */
-static bool has_amx(void)
-{
-#ifdef H3_AMX_EMULATE
-    return true;
-#elif defined(SYS_arch_prctl)
-    enum { TILES = 1 << 24, BF16 = 1 << 22, INT8 = 1 << 25, REQUEST = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if ((d & (TILES | BF16 | INT8)) != (TILES | BF16 | INT8)) return false;
-    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-#else
-    return false;
-#endif
-}
-
-/* Measured once per process: a millisecond decides between ways to the same numbers. */
-static struct {
-    bool has_dot, has_amx;
-    double f32, dot, amx; // seconds of the same products
-} speed;
-static pthread_once_t speed_once = PTHREAD_ONCE_INIT;
-
-static void measure(void)
-{
-    speed.has_dot = __builtin_cpu_supports("avx512bf16");
-    speed.has_amx = has_amx();
-    speed.f32 = h3_cpu_time_f32_avx512();
-    if (speed.has_dot) speed.dot = h3_cpu_time_bf16_avx512();
-    if (speed.has_amx) speed.amx = h3_cpu_time_amx_avx512();
-}
-
 /* What the AVX-512 copy may use beyond f32. H3_CPU_ISA=avx512 leaves AMX out. */
 static h3_status choose_low(h3_backend *b)
 {
@@ -158,16 +117,14 @@ static h3_status choose_low(h3_backend *b)
     if (b->math == H3_CPU_INT8 && !b->has_vnni)
         return h3_fail(H3_E_UNSUPPORTED, "cpu math int8: this processor has no AVX-512 VNNI");
     if (b->math == H3_CPU_F32) return H3_OK;
-    pthread_once(&speed_once, measure);
-    b->has_amx = speed.has_amx && may_tile;
-    b->has_dot = speed.has_dot && (b->math == H3_CPU_BF16 || speed.dot < speed.f32);
-    if (b->math == H3_CPU_BF16 && !speed.has_dot && !b->has_amx)
+    const h3_cpu_choice *c = h3_cpu_choose();
+    b->has_amx = c->has_amx && may_tile;
+    b->has_dot = b->math == H3_CPU_BF16 ? c->has_dot : c->dot_beats_f32;
+    if (b->math == H3_CPU_BF16 && !c->has_dot && !b->has_amx)
         return h3_fail(H3_E_UNSUPPORTED, "cpu math bf16: this processor has no AVX-512 BF16");
     b->pairs = b->has_dot ? H3_PAIRS_DOT : H3_PAIRS_NONE;
-    if (b->has_amx && speed.amx < (b->has_dot ? speed.dot : speed.f32)) b->pairs = H3_PAIRS_AMX;
-    /* Of six products the tiles must do four in the time of one: they reuse what they load. */
-    if (b->pairs == H3_PAIRS_AMX)
-        b->amx_terms = speed.f32 > 4 * speed.amx ? 6 : speed.f32 > 2 * speed.amx ? 3 : 1;
+    if (b->has_amx && (b->has_dot ? c->amx_beats_dot : c->amx_beats_f32)) b->pairs = H3_PAIRS_AMX;
+    if (b->pairs == H3_PAIRS_AMX) b->amx_terms = c->amx_terms;
 #ifdef H3_AMX_EMULATE // as on a processor whose VDPBF16PS is slow
     if (b->has_amx) b->pairs = H3_PAIRS_AMX, b->amx_terms = 6;
     b->has_dot = false;
