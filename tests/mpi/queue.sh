@@ -26,4 +26,4 @@ url="postgresql:///postgres?host=$work&user=h3av"
 export OMP_WAIT_POLICY=passive
 "$queue" "$work/file.sqlite" "$work/none" 0 || exit 1
 H3AV_LEASE_SECONDS=1 timeout 100 "$queue" "$url" "$work/ends" 400 || exit 1
-H3AV_LEASE_SECONDS=1 H3AV="$h3av" URL="$url" timeout 150 python3 "$here/queue.py" "$work/data"
+H3AV_LEASE_SECONDS=1 H3AV="$h3av" URL="$url" timeout 500 python3 "$here/queue.py" "$work/data"
