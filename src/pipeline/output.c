@@ -76,7 +76,11 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
         H3_TRY(h3_mux_check(&opt));
     }
     if (rq->wav_path) H3_TRY(check_name(rq->wav_path));
-    if (rq->latents_path && rq->save_latents) H3_TRY(check_name(rq->latents_path));
+    /* A latents file that cannot be written is a warning (the run is worth more), a wrong name not.
+     */
+    if (rq->latents_path && rq->save_latents && h3_path_is_dir(rq->latents_path))
+        return h3_fail(H3_E_ARG, "latents %s: is a folder, give the name of a file",
+                       rq->latents_path);
     if (rq->frames_dir) H3_TRY(h3_frames_check(rq->frames_dir));
     if (!rq->out_path && !rq->frames_dir && !rq->wav_path)
         return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");
