@@ -15,6 +15,7 @@ if(TARGET h3_server AND TARGET h3av AND PQ_FOUND)
     add_executable(h3av-queue tests/mpi/queue.c server/store.c server/store_pg.c server/util.c)
     target_include_directories(h3av-queue PRIVATE server include)
     target_link_libraries(h3av-queue PRIVATE PkgConfig::PQ PkgConfig::SQLITE PkgConfig::JANSSON Threads::Threads m)
-    add_test(NAME queue COMMAND ${CMAKE_SOURCE_DIR}/tests/mpi/queue.sh $<TARGET_FILE:h3av-queue> $<TARGET_FILE:h3av>)
+    add_test(NAME queue COMMAND ${CMAKE_SOURCE_DIR}/tests/mpi/queue.sh $<TARGET_FILE:h3av-queue> $<TARGET_FILE:h3av>
+             $<IF:$<BOOL:${H3_SANITIZE}>,brief,all>)
     set_tests_properties(queue PROPERTIES SKIP_RETURN_CODE 77)
 endif()
