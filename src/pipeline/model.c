@@ -205,6 +205,10 @@ static h3_status read_sizes(h3_model *m)
                 st = read_size(&m->canvas_max_pixels, index, "canvas_max_pixels", path);
             if (st == H3_OK)
                 st = read_size(&m->reference_short_edge, index, "reference_image_short_edge", path);
+            if (st == H3_OK)
+                st = read_size(&m->trained_min_frames, index, "trained_min_frames", path);
+            if (st == H3_OK)
+                st = read_size(&m->trained_max_frames, index, "trained_max_frames", path);
         }
         json_decref(whole);
         free(path);

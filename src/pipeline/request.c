@@ -147,6 +147,8 @@ static h3_plan_knobs knobs_of(const h3_request *rq, const h3_engine *e)
     if (e && e->model.canvas_short_edge) k.canvas_short_edge = e->model.canvas_short_edge;
     if (e && e->model.canvas_max_pixels) k.canvas_max_pixels = e->model.canvas_max_pixels;
     if (e && e->model.reference_short_edge) k.reference_short_edge = e->model.reference_short_edge;
+    if (e && e->model.trained_min_frames) k.trained_min_frames = e->model.trained_min_frames;
+    if (e && e->model.trained_max_frames) k.trained_max_frames = e->model.trained_max_frames;
     if (rq->canvas_short_edge > 0) k.canvas_short_edge = rq->canvas_short_edge;
     if (rq->canvas_max_pixels > 0) k.canvas_max_pixels = rq->canvas_max_pixels;
     if (rq->reference_short_edge > 0) k.reference_short_edge = rq->reference_short_edge;

@@ -41,6 +41,8 @@ h3_plan_request h3_plan_request_default(void)
                   .reference_short_edge = 2048,
                   .min_frames = H3_MIN_FRAMES,
                   .max_frames = 1000 * H3_FRAMES_PER_CHUNK + H3_LATENTS_PER_CHUNK,
+                  .trained_min_frames = 5 * H3_FPS,
+                  .trained_max_frames = 15 * H3_FPS,
                   .max_images = 9,
                   .max_videos = 3,
                   .max_audios = 3,
@@ -90,6 +92,8 @@ static h3_status check_knobs(const h3_plan_knobs *k)
                 {"reference_image_short_edge", k->reference_short_edge, MAX_SIDE},
                 {"min_frames", k->min_frames, 1 << 24},
                 {"max_frames", k->max_frames, 1 << 24},
+                {"trained_min_frames", k->trained_min_frames, 1 << 24},
+                {"trained_max_frames", k->trained_max_frames, 1 << 24},
                 {"spatial_ratio", k->spatial_ratio, 1 << 10},
                 {"tile", k->tile, MAX_SIDE},
                 {"tile_overlap", k->tile_overlap, k->tile - 1},
@@ -215,14 +219,15 @@ static h3_status resolve_counts(h3_plan *p, const h3_plan_request *r)
              "%lld frames become %lld (%.3f s): a video has 17 n + 5 frames, at least %lld",
              (long long)r->n_frames, (long long)p->n_frames, p->seconds,
              (long long)h3_frames_align(k->min_frames));
-    if (!h3_frames_is_trained(p->n_frames)) {
+    if (p->n_frames < k->trained_min_frames || p->n_frames > k->trained_max_frames) {
         if (k->is_duration_strict)
             return h3_fail(H3_E_ARG,
                            "%lld frames become %lld, %.3f s at 24 fps: expected 5 .. 15 s, that is "
                            "108 .. 345 frames",
                            (long long)r->n_frames, (long long)p->n_frames, p->seconds);
-        warn(p, H3_NOTE_DURATION, "%.3f s (%lld frames) is outside the trained 5 .. 15 s",
-             p->seconds, (long long)p->n_frames);
+        warn(p, H3_NOTE_DURATION, "%.3f s (%lld frames) is outside the trained %.3g .. %.3g s",
+             p->seconds, (long long)p->n_frames, (double)k->trained_min_frames / H3_FPS,
+             (double)k->trained_max_frames / H3_FPS);
     }
     p->latent =
         (h3_latent_shape){h3_frames_to_latents(p->n_frames), p->canvas.height / k->spatial_ratio,

@@ -52,6 +52,8 @@ typedef struct h3_plan_knobs {
     int64_t reference_short_edge; ///< 2048
     int64_t min_frames;           ///< 22; smaller counts are raised to it
     int64_t max_frames;           ///< 17 * 1000 + 5: beyond it a request is refused
+    int64_t trained_min_frames;   ///< 120, 5 s
+    int64_t trained_max_frames;   ///< 360, 15 s; outside of both a request is warned about
     bool is_duration_strict;      ///< refuse, instead of warn about, what lies outside 5 .. 15 s
     int max_images, max_videos, max_audios, max_references; ///< 9, 3, 3, 12
     int64_t spatial_ratio;                                  ///< 16 pixels to a latent cell

@@ -27,6 +27,7 @@ VERSION = {"_diffusers_version": "0.42.1"}
 ORIGINAL_VERSION = {"_diffusers_version": "0.32.2"}
 # Sizes that are the model's own; the diffusers index names them at its top.
 SIZES = {"canvas_short_edge": 256, "canvas_max_pixels": 256 * 256, "reference_image_short_edge": nets.REFERENCE_EDGE}
+TRAINED = {"trained_min_frames": 22, "trained_max_frames": 124}  # h3av's own keys
 COMPONENTS = {
     "text_encoder": ("transformers", "Qwen3VLForConditionalGeneration"), "tokenizer": ("transformers", "Qwen2TokenizerFast"),
     "processor": ("transformers", "Qwen3VLProcessor"), "vae": ("diffusers", "AutoencoderKLMiniMaxH3"),
@@ -259,7 +260,7 @@ def model_index(partition, tasks):
         "scheduler": None, "transformer": ["diffusers", "MiniMaxH3DiTModel"],
         "processor": ["transformers", "Qwen3VLProcessor"],
         "_minimax_h3": {"schema_version": 1, "partition": partition, "tasks": tasks, "task_aliases": {},
-                        "sigma_shift_scales": {"video": nets.VIDEO_SHIFT, "audio": nets.AUDIO_SHIFT}, **SIZES},
+                        "sigma_shift_scales": {"video": nets.VIDEO_SHIFT, "audio": nets.AUDIO_SHIFT}, **SIZES, **TRAINED},
     }
 
 
