@@ -219,16 +219,15 @@ static h3_status resolve_counts(h3_plan *p, const h3_plan_request *r)
              "%lld frames become %lld (%.3f s): a video has 17 n + 5 frames, at least %lld",
              (long long)r->n_frames, (long long)p->n_frames, p->seconds,
              (long long)h3_frames_align(k->min_frames));
-    if (p->n_frames < k->trained_min_frames || p->n_frames > k->trained_max_frames) {
-        if (k->is_duration_strict)
-            return h3_fail(H3_E_ARG,
-                           "%lld frames become %lld, %.3f s at 24 fps: expected 5 .. 15 s, that is "
-                           "108 .. 345 frames",
-                           (long long)r->n_frames, (long long)p->n_frames, p->seconds);
+    if (k->is_duration_strict && !h3_frames_is_trained(p->n_frames))
+        return h3_fail(H3_E_ARG,
+                       "%lld frames become %lld, %.3f s at 24 fps: expected 5 .. 15 s, that is "
+                       "108 .. 345 frames",
+                       (long long)r->n_frames, (long long)p->n_frames, p->seconds);
+    if (p->n_frames < k->trained_min_frames || p->n_frames > k->trained_max_frames)
         warn(p, H3_NOTE_DURATION, "%.3f s (%lld frames) is outside the trained %.3g .. %.3g s",
              p->seconds, (long long)p->n_frames, (double)k->trained_min_frames / H3_FPS,
              (double)k->trained_max_frames / H3_FPS);
-    }
     p->latent =
         (h3_latent_shape){h3_frames_to_latents(p->n_frames), p->canvas.height / k->spatial_ratio,
                           p->canvas.width / k->spatial_ratio};
