@@ -327,21 +327,21 @@ def events(server, id, seconds=60):
 
 
 def test_events(server):
-    id = server.create(size="64x64", num_frames=39, steps=12)
+    id = server.create(size="128x128", num_frames=90, steps=40)  # long enough for every phase to be seen
     out, _ = events(server, id)
     names = [n for n, _ in out]
     assert names[0] == "status" and names[-1] == "done" and names.count("done") == 1
     assert out[-1][1]["status"] == "completed"
     progress = [d["progress"] for n, d in out if n == "progress"]
     assert progress == sorted(progress)
-    assert any(d.get("phase") == "sample" and d["steps_in_phase"] == 11 for n, d in out if n == "progress")
+    assert any(d.get("phase") == "sample" and d["steps_in_phase"] == 39 for n, d in out if n == "progress")
     again, _ = events(server, id)
     assert [n for n, _ in again] == ["done"]
 
 
 def test_previews(server):
     """A picture of the clean latents as they are foreseen: one pixel for each cell of 16 x 16."""
-    id = server.create(size="128x64", num_frames=39, steps=20)
+    id = server.create(size="128x64", num_frames=90, steps=60)
     out, _ = events(server, id)
     pictures = [d for n, d in out if n == "preview"]
     assert pictures and [d["number"] for d in pictures] == sorted({d["number"] for d in pictures})

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import LONG, PROGRAM, TINY, png
 
-RESUMABLE = {"size": "64x64", "num_frames": 56, "steps": 40}
+RESUMABLE = {"size": "128x128", "num_frames": 56, "steps": 40}
 
 
 def files_agree_with_jobs(s):

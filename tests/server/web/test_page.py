@@ -159,7 +159,7 @@ def test_queue_cancel_remix_settings(page):
 
 def test_survives_a_restart_of_the_server(browser, server):
     page = open_page(browser, server)
-    fill(page, "through a restart", size="64x64", steps="60")
+    fill(page, "through a restart", size="128x128", steps="60")
     page.click("#start")
     c = card(page, "through a restart")
     expect(c.locator(".phase")).to_contain_text("step")
