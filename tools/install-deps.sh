@@ -6,7 +6,7 @@ set -eu
 what=${1:-run}
 packages="gcc g++ make cmake ninja-build pkg-config libjansson-dev libavformat-dev libavcodec-dev
  libavutil-dev libswscale-dev libswresample-dev libmicrohttpd-dev libsqlite3-dev"
-[ "$what" = check ] && packages="$packages clang libclang-rt-14-dev libcmocka-dev ffmpeg python3 python3-venv openmpi-bin libopenmpi-dev libpq-dev"
+[ "$what" = check ] && packages="$packages clang libclang-rt-14-dev libomp-dev libcmocka-dev ffmpeg python3 python3-venv openmpi-bin libopenmpi-dev libpq-dev"
 
 missing=
 for p in $packages; do
