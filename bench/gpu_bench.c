@@ -22,6 +22,7 @@
 #include "cuda.h"
 #include "dit.h"
 #include "encoder_text.h"
+#include "gpu_bench.h"
 #include "half.h"
 #include "synth.h"
 #include "video_vae_net.h"
@@ -50,22 +51,6 @@ static options o = {.math = "auto",
                     .n_tiles = 3,
                     .layers = 50,
                     .repeat = 3};
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-#define MUST(expr)                                                  \
-    do {                                                            \
-        if ((expr) != H3_OK) {                                      \
-            printf("{\"error\": \"%s: %s\"}\n", #expr, h3_error()); \
-            fflush(stdout);                                         \
-            exit(1);                                                \
-        }                                                           \
-    } while (0)
 
 /* ---------------------------------------------------------------- random tensors */
 
@@ -100,12 +85,6 @@ static h3_tensor random_tensor(h3_dtype t, float scale, int rank, const int64_t 
     free(part);
     return x;
 }
-
-#define NE(...)                                                            \
-    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) \
-    {                                                                      \
-        __VA_ARGS__                                                        \
-    }
 
 static h3_weight random_weight(h3_dtype t, int64_t rows, int64_t cols)
 {

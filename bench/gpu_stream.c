@@ -20,6 +20,7 @@
 
 #include "cuda.h"
 #include "dit.h"
+#include "gpu_bench.h"
 #include "half.h"
 
 #ifdef H3_BENCH_TINY // to see that the program runs, on the emulated device
@@ -35,22 +36,6 @@ static const char *const format_names[] = {"bf16", "fp8", "q4_k"};
 static h3_dev *d;
 static int64_t n_rows = 14972;
 static int layers = 50, repeat = 3;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-#define MUST(expr)                                                  \
-    do {                                                            \
-        if ((expr) != H3_OK) {                                      \
-            printf("{\"error\": \"%s: %s\"}\n", #expr, h3_error()); \
-            fflush(stdout);                                         \
-            exit(1);                                                \
-        }                                                           \
-    } while (0)
 
 /* Device memory that is not free: this process's, when it is alone. */
 static double device_gib(void)
@@ -94,12 +79,6 @@ static h3_tensor random_tensor(h3_dtype t, float scale, int rank, const int64_t 
     free(host);
     return x;
 }
-
-#define NE(...)                                                            \
-    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) \
-    {                                                                      \
-        __VA_ARGS__                                                        \
-    }
 
 /* ---------------------------------------------------------------- weights in host memory */
 

@@ -42,6 +42,30 @@ char *h3_path_join(const char *dir, const char *name)
     return h3_strdupf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
 }
 
+char *h3_cache_path(const char *name)
+{
+    const char *dir = getenv("H3_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"),
+               *home = getenv("HOME");
+
+    if (dir) return *dir ? h3_path_join(dir, name) : NULL;
+    if (xdg && *xdg) return h3_strdupf("%s/h3av/%s", xdg, name);
+    if (home && *home) return h3_strdupf("%s/.cache/h3av/%s", home, name);
+    return NULL;
+}
+
+void h3_make_folders_above(const char *path)
+{
+    char *folder = h3_strdupf("%s", path);
+
+    for (char *p = folder + 1; *folder && *p; p++)
+        if (*p == '/') {
+            *p = 0;
+            (void)mkdir(folder, 0700); // there already, or the file cannot be opened
+            *p = '/';
+        }
+    free(folder);
+}
+
 static uint64_t mark_of(const struct stat *s)
 {
     const uint64_t v[] = {(uint64_t)s->st_dev,          (uint64_t)s->st_ino,

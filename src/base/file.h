@@ -53,6 +53,14 @@ bool h3_path_is_dir(const char *path);
 /** malloc'd "dir/name"; never NULL (aborts only when malloc of a few bytes fails). */
 char *h3_path_join(const char *dir, const char *name);
 
+/** malloc'd path of `name` in the user's cache: H3_CACHE_DIR, else XDG_CACHE_HOME/h3av, else
+ *  ~/.cache/h3av. NULL when nothing is to be kept (H3_CACHE_DIR set to nothing) or none of them is.
+ */
+char *h3_cache_path(const char *name);
+
+/** Makes the folders above `path`, as far as they can be: opening the file then tells. */
+void h3_make_folders_above(const char *path);
+
 /** malloc'd printf; never NULL. */
 char *h3_strdupf(const char *fmt, ...) H3_PRINTF(1, 2);
 

@@ -253,31 +253,36 @@ void golden_near_u8(golden *g, const char *name, h3_tensor got, double share, in
            "%.2e of the samples differ (limit %.1e), by at most %d (%d)", part, share, worst, step);
 }
 
+/* The model at `path` (taken), made if it is a recipe; NULL when there is none. */
+static char *model_at(char *path)
+{
+    char *model = h3_path_exists(path) ? h3_strdupf("%s", test_model(path)) : NULL;
+    free(path);
+    return model;
+}
+
+char *golden_stored_model(const char *relative)
+{
+#ifdef H3_TEST_DATA
+    return model_at(h3_strdupf("%s/%s", H3_TEST_DATA, relative));
+#else
+    (void)relative;
+    return NULL;
+#endif
+}
+
 char *golden_model(golden *g, const char *relative)
 {
     static const char *const up[] = {".", "..", "../..", "../../.."};
     const char *env = getenv("H3AV_GOLDEN_MODELS");
+    char *model = NULL;
 
-    for (size_t i = 0; i < sizeof up / sizeof *up; i++) {
-        char *p = h3_strdupf("%s/%s/%s", g->folder, up[i], relative);
-        char *made = h3_path_exists(p) ? h3_strdupf("%s", test_model(p)) : NULL;
-        free(p);
-        if (made) return made;
-    }
-    if (env) {
-        char *p = h3_path_join(env, relative);
-        char *made = h3_path_exists(p) ? h3_strdupf("%s", test_model(p)) : NULL;
-        free(p);
-        if (made) return made;
-    }
-#ifdef H3_TEST_DATA
-    if (strncmp(relative, "tiny-h3/", 8) == 0) { // the one model that goldens share
-        char *whole = h3_strdupf("%s/%s", H3_TEST_DATA, relative);
-        char *made = h3_path_exists(whole) ? h3_strdupf("%s", test_model(whole)) : NULL;
-        free(whole);
-        if (made) return made;
-    }
-#endif
+    for (size_t i = 0; !model && i < sizeof up / sizeof *up; i++)
+        model = model_at(h3_strdupf("%s/%s/%s", g->folder, up[i], relative));
+    if (!model && env) model = model_at(h3_path_join(env, relative));
+    if (!model && strncmp(relative, "tiny-h3/", 8) == 0) // the one model that goldens share
+        model = golden_stored_model(relative);
+    if (model) return model;
     golden_check(g, relative, false,
                  "model not found beside or above %s, nor in "
                  "$H3AV_GOLDEN_MODELS",

@@ -68,6 +68,9 @@ void golden_check(golden *g, const char *what, bool ok, const char *fmt, ...) H3
  *  "tiny/"), or in $H3AV_GOLDEN_MODELS. malloc'd; NULL (and a counted failure) when not found. */
 char *golden_model(golden *g, const char *relative);
 
+/** The same in our own test data. malloc'd; NULL, and no failure, when it is not there. */
+char *golden_stored_model(const char *relative);
+
 /* One table per runner file; golden_main.c lists them. */
 extern const golden_kind golden_kinds_plan[], golden_kinds_text[], golden_kinds_media[],
     golden_kinds_dit[], golden_kinds_encoder[], golden_kinds_video_vae[], golden_kinds_audio_vae[],

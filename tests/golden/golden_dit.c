@@ -325,21 +325,10 @@ static void compare_bits(golden *g, const trace *a, const trace *b)
 /* ---- which model ---- */
 
 /* The file names the seed of its weights; that of our copy is 1, of one beside the file unknown. */
-static char *stored_model(const golden *g, const char *relative)
+static bool is_of_stored_model(const golden *g)
 {
-#ifdef H3_TEST_DATA
     const json_t *seed = json_object_get(g->meta, "weights_seed");
-
-    if (json_is_integer(seed) && json_integer_value(seed) == 1) {
-        char *p = h3_strdupf("%s/%s", H3_TEST_DATA, relative);
-        char *made = h3_path_is_dir(p) ? h3_strdupf("%s", test_model(p)) : NULL;
-        free(p);
-        return made;
-    }
-#endif
-    (void)g;
-    (void)relative;
-    return NULL;
+    return json_is_integer(seed) && json_integer_value(seed) == 1;
 }
 
 /* "<case>.model/transformer" beside the golden, else the tiny model's partition. */
@@ -357,7 +346,7 @@ static char *model_folder(golden *g, bool *is_tiny)
     free(own);
     *is_tiny = true;
     relative = h3_strdupf("tiny-h3/original/%s/transformer", partition ? partition : "FL2VA");
-    found = stored_model(g, relative);
+    found = is_of_stored_model(g) ? golden_stored_model(relative) : NULL;
     if (!found) found = golden_model(g, relative);
     free(relative);
     return found;

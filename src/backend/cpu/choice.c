@@ -5,13 +5,13 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
+
+#include "file.h"
 
 /* See gemm.h, which needs vectors. */
 double h3_cpu_time_f32_avx512(void);
@@ -61,28 +61,19 @@ static void measure(h3_cpu_choice *c)
 }
 
 /* The file is for one kind of processor and one version of the measurement. */
-static bool file_name(const h3_cpu_choice *c, char *path, char *folder, size_t size)
+static char *file_name(const h3_cpu_choice *c)
 {
-    const char *dir = getenv("H3_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"),
-               *home = getenv("HOME");
     unsigned brand[12] = {0};
     uint32_t h = 2166136261u;
-    int n;
+    char name[64];
 
-    if (dir)
-        n = *dir ? snprintf(folder, size, "%s", dir) : -1;
-    else if (xdg && *xdg)
-        n = snprintf(folder, size, "%s/h3av", xdg);
-    else
-        n = home && *home ? snprintf(folder, size, "%s/.cache/h3av", home) : -1;
-    if (n < 0 || (size_t)n >= size) return false;
     for (unsigned i = 0; i < 3; i++)
         __get_cpuid(0x80000002 + i, &brand[4 * i], &brand[4 * i + 1], &brand[4 * i + 2],
                     &brand[4 * i + 3]);
     for (size_t i = 0; i < sizeof brand; i++)
         h = (h ^ ((const unsigned char *)brand)[i]) * 16777619u;
-    n = snprintf(path, size, "%s/cpu-1-%08x-%d%d", folder, (unsigned)h, c->has_dot, c->has_amx);
-    return n > 0 && (size_t)n < size;
+    snprintf(name, sizeof name, "cpu-1-%08x-%d%d", (unsigned)h, c->has_dot, c->has_amx);
+    return h3_cache_path(name);
 }
 
 static bool read_choice(const char *path, h3_cpu_choice *c)
@@ -103,46 +94,37 @@ static bool read_choice(const char *path, h3_cpu_choice *c)
     return true;
 }
 
-static void make_folders(char *folder)
-{
-    for (char *p = folder + 1; *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            (void)mkdir(folder, 0777);
-            *p = '/';
-        }
-    (void)mkdir(folder, 0777);
-}
-
 /* Of several processes that measure at once the first one's answer is everyone's: link() does not
  * replace. Where nothing can be kept the measurement has to do. */
-static void keep_choice(const char *path, char *folder, h3_cpu_choice *c)
+static void keep_choice(const char *path, h3_cpu_choice *c)
 {
-    char temporary[1100];
+    char *temporary = h3_strdupf("%s.%ld", path, (long)getpid());
     FILE *f;
 
-    make_folders(folder);
-    snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
+    h3_make_folders_above(path);
     f = fopen(temporary, "wxe");
-    if (!f) return;
+    if (!f) goto done;
     const int n = fprintf(f, "dot %d amx %d %d terms %d\n", c->dot_beats_f32, c->amx_beats_f32,
                           c->amx_beats_dot, c->amx_terms);
     if (fclose(f) == 0 && n > 0 && link(temporary, path) != 0 && !read_choice(path, c))
         (void)rename(temporary, path); // no hard links here
     (void)unlink(temporary);
+done:
+    free(temporary);
 }
 
 static void decide(void)
 {
-    char path[1024], folder[1024];
-    bool has_file;
+    char *path;
 
     the.has_dot = __builtin_cpu_supports("avx512bf16");
     the.has_amx = has_amx();
-    has_file = file_name(&the, path, folder, sizeof path);
-    if (has_file && read_choice(path, &the)) return;
-    measure(&the);
-    if (has_file) keep_choice(path, folder, &the);
+    path = file_name(&the);
+    if (!path || !read_choice(path, &the)) {
+        measure(&the);
+        if (path) keep_choice(path, &the);
+    }
+    free(path);
 }
 
 const h3_cpu_choice *h3_cpu_choose(void)

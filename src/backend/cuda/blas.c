@@ -13,9 +13,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cuda.h"
+#include "file.h"
 
 enum {
     CANDIDATES = 24,
@@ -70,26 +70,17 @@ static h3_status lt_failed(cublasStatus_t s, const char *what)
 
 static void cache_path(h3_lt_cache *c, const h3_backend *b)
 {
-    const char *dir = getenv("H3_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"),
-               *home = getenv("HOME");
-    char base[400], device[64];
-    int n;
+    char device[64], *path;
 
-    if (dir && !*dir) return; // set to nothing: no file
-    if (dir)
-        n = snprintf(base, sizeof base, "%s", dir);
-    else if (xdg && *xdg)
-        n = snprintf(base, sizeof base, "%s/h3av", xdg);
-    else if (home && *home)
-        n = snprintf(base, sizeof base, "%s/.cache/h3av", home);
-    else
-        return;
-    if (n < 0 || (size_t)n >= sizeof base) return;
     snprintf(device, sizeof device, "%.60s", b->prop.name);
     for (char *p = device; *p; p++)
         if (*p == ' ' || *p == '/') *p = '-';
-    snprintf(c->path, sizeof c->path, "%s/cublaslt-%zu-%s-%d.bin", base, cublasLtGetVersion(),
-             device, b->prop.multiProcessorCount);
+    char *name = h3_strdupf("cublaslt-%zu-%s-%d.bin", cublasLtGetVersion(), device,
+                            b->prop.multiProcessorCount);
+    path = h3_cache_path(name);
+    if (path && strlen(path) < sizeof c->path) strcpy(c->path, path);
+    free(name);
+    free(path);
 }
 
 static uint32_t hash_of(const key *k)
@@ -135,19 +126,6 @@ static void read_file(h3_lt_cache *c)
     fclose(f);
 }
 
-static void make_folder(const char *path)
-{
-    char dir[512];
-
-    snprintf(dir, sizeof dir, "%s", path);
-    for (char *p = dir + 1; *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            (void)mkdir(dir, 0700); // there already, or the file cannot be opened
-            *p = '/';
-        }
-}
-
 static void write_file(h3_lt_cache *c)
 {
     FILE *f = NULL;
@@ -157,7 +135,7 @@ static void write_file(h3_lt_cache *c)
         for (const entry *e = c->bucket[i]; e; e = e->next) {
             if (!e->is_new) continue;
             if (!f) {
-                make_folder(c->path);
+                h3_make_folders_above(c->path);
                 f = fopen(c->path, "ab");
             }
             if (!f) return; // a cache that cannot be kept is no error
