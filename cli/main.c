@@ -255,7 +255,11 @@ static int run_plan(cli *c)
         free(prompt);
         return status;
     }
-    if (is_model_given(&c->engine)) st = h3_engine_open(&e, &c->engine);
+    if (is_model_given(&c->engine))
+        st = h3_engine_open(&e, &c->engine);
+    else if (!c->is_json && !c->is_quiet)
+        fprintf(stderr, "planned with the defaults of the released model; -m DIR plans for that "
+                        "model and says what memory it takes (-m builtin: for the one built in)\n");
     if (!c->is_json && !c->is_quiet) { // the plan on stdout, its memory for people on stderr
         progress_init(&p, false, false, false);
         c->rq.on_event = progress_event;

@@ -815,7 +815,7 @@ bool srv_params_read(srv_params *out, srv_body *b, const srv_limits *lim)
     memset(out, 0, sizeof *out);
     is_ok = read_object(&w, b->fields, NULL);
     prompt = json_string_value(w.value[S_PROMPT]);
-    if (is_ok && (!prompt || !*prompt))
+    if (is_ok && (!prompt || !prompt[strspn(prompt, " \t\r\n\v\f")]))
         is_ok = srv_fault_set(&b->fault, 400, "missing_field", "prompt",
                               prompt ? "prompt: is empty" : "the field \"prompt\" is missing");
     task = task_of(&w);

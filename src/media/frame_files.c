@@ -252,7 +252,14 @@ h3_status h3_frames_check(const char *dir)
     int64_t n = 0;
     h3_status st;
 
-    if (!h3_path_exists(dir)) return H3_OK; // it will be made
+    if (!*dir) return h3_fail(H3_E_ARG, "frames folder \"\": give the name of a folder");
+    if (!h3_path_exists(dir)) { // it will be made
+        const bool is_made = mkdir(dir, 0777) == 0;
+        if (is_made && rmdir(dir) == 0) return H3_OK;
+        return errno == ENOENT
+                   ? h3_fail(H3_E_MISSING, "%s: the folder above it does not exist", dir)
+                   : h3_fail(H3_E_IO, "%s: the folder cannot be made: %s", dir, strerror(errno));
+    }
     if (!h3_path_is_dir(dir)) return h3_fail(H3_E_ARG, "frames folder %s: is a file", dir);
     st = read_folder(&list, &n, dir);
     if (st == H3_OK && n)

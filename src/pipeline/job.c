@@ -40,9 +40,8 @@ json_t *h3_job_settings(const h3_job *j)
     set_number(o, "width", "%.0f", (double)p->canvas.width);
     set_number(o, "height", "%.0f", (double)p->canvas.height);
     set_number(o, "frames", "%.0f", (double)p->n_frames);
-    set_number(o, "shift", "%.6g", j->rq->shift_video > 0 ? j->rq->shift_video : H3_VIDEO_SHIFT);
-    set_number(o, "audio_shift", "%.6g",
-               j->rq->shift_audio > 0 ? j->rq->shift_audio : H3_AUDIO_SHIFT);
+    set_number(o, "shift", "%.6g", p->video.shift);
+    set_number(o, "audio_shift", "%.6g", p->audio.shift);
     json_object_set_new(o, "program", json_pack("s+", "h3av ", h3_version()));
     return o;
 }

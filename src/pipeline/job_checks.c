@@ -72,6 +72,7 @@ h3_status h3_job_check_names(const h3_job *j)
         const char *what, *path;
     } files[] = {{"the MP4", j->rq->out_path},
                  {"the sound", j->rq->wav_path},
+                 {"the folder of frames", j->rq->frames_dir},
                  {"the latents", j->latents_path},
                  {"the checkpoint", j->checkpoint_path}};
     const int n = sizeof files / sizeof *files;

@@ -80,7 +80,7 @@ static h3_status check_prompt(const char *prompt, h3_task task)
 {
     size_t n, bad;
 
-    if (!prompt || !*prompt) {
+    if (!prompt || !prompt[strspn(prompt, " \t\r\n\v\f")]) {
         if (task != H3_T2VA) return H3_OK;
         return h3_fail(H3_E_ARG,
                        "the prompt is empty; say what to show, e.g. -p \"a red fox in snow\"");
@@ -129,6 +129,12 @@ h3_status h3_request_check(const h3_request *rq, h3_task task)
         return h3_fail(H3_E_ARG, "%d references: at most 12 are accepted", rq->n_refs);
     if (rq->checkpoint_every < 0)
         return h3_fail(H3_E_ARG, "checkpoint-every %d: expected 0 or more", rq->checkpoint_every);
+    if (rq->checkpoint_path && !rq->checkpoint_every && !rq->resume_path)
+        return h3_fail(H3_E_ARG, "checkpoint %s: --checkpoint-every says how often it is written",
+                       rq->checkpoint_path);
+    if (!rq->save_latents && (rq->keep_latents || rq->latents_path))
+        return h3_fail(H3_E_ARG, "latents are to be kept and not to be saved at all; leave "
+                                 "--no-save-latents out, or --save-latents and --latents");
     if (rq->n_sigmas && rq->steps)
         return h3_fail(H3_E_ARG, "steps and sigmas exclude each other: %d sigmas are %d forwards",
                        rq->n_sigmas, rq->n_sigmas - 1);

@@ -9,6 +9,7 @@
 #include "job.h"
 #include "lora.h"
 #include "output.h"
+#include "parts.h"
 #include "st_write.h"
 #include "tools.h"
 
@@ -24,7 +25,14 @@ static h3_status open_tokenizer(h3_tok **out, const char *path)
     if (path && h3_open_tokenizer(out, path) == H3_OK) return H3_OK;
     if (path && !h3_path_is_dir(path)) return h3_open_tokenizer(out, path);
     st = h3_model_find(&m, &paths);
-    if (st == H3_OK) st = h3_open_tokenizer(out, m.tokenizer);
+    if (st == H3_OK) {
+        st = h3_open_tokenizer(out, m.tokenizer);
+    } else if (path) { // a folder that lacks other parts
+        h3_parts p;
+        H3_TRY(h3_parts_find(&p, path));
+        st = h3_open_tokenizer(out, p.tokenizer ? p.tokenizer : path);
+        h3_parts_free(&p);
+    }
     h3_model_free(&m);
     return st;
 }

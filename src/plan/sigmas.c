@@ -27,12 +27,13 @@ void h3_sigma_shift(float *out, const float *base, int n, double shift)
 }
 
 /* Takes sigmas [n] over as a schedule, timesteps included. */
-static h3_status finish(h3_schedule *s, const float *sigmas, int n)
+static h3_status finish(h3_schedule *s, const float *sigmas, int n, double shift)
 {
     float *block = malloc((size_t)(2 * n - 1) * sizeof *block);
     if (!block) return h3_fail(H3_E_NOMEM, "no memory for a schedule of %d values", n);
     memcpy(block, sigmas, (size_t)n * sizeof *block);
-    *s = (h3_schedule){.n_sigmas = n, .n_steps = n - 1, .sigmas = block, .timesteps = block + n};
+    *s = (h3_schedule){
+        .n_sigmas = n, .n_steps = n - 1, .sigmas = block, .timesteps = block + n, .shift = shift};
     for (int i = 0; i < n - 1; i++)
         s->timesteps[i] = 1.0f - block[i];
     return H3_OK;
@@ -57,7 +58,7 @@ h3_status h3_schedule_init(h3_schedule *s, int n, double shift)
     int kept = 1; // a steep shift can make neighbours near 1 equal: one of them goes
     for (int i = 1; i < n; i++)
         if (sigmas[i] != sigmas[kept - 1]) sigmas[kept++] = sigmas[i];
-    return finish(s, sigmas, kept);
+    return finish(s, sigmas, kept, shift);
 }
 
 h3_status h3_schedule_from(h3_schedule *s, const float *base, int n, double shift)
@@ -80,7 +81,7 @@ h3_status h3_schedule_from(h3_schedule *s, const float *base, int n, double shif
                            "sigma %d (%g after the shift) does not fall below the one "
                            "before it (%g)",
                            i, (double)sigmas[i], (double)sigmas[i - 1]);
-    return finish(s, sigmas, n);
+    return finish(s, sigmas, n, shift);
 }
 
 void h3_schedule_free(h3_schedule *s)

@@ -22,6 +22,7 @@ typedef struct h3_schedule {
     int n_sigmas, n_steps; ///< n_steps = n_sigmas - 1
     float *sigmas;         ///< [n_sigmas] falling, no two neighbours equal, ends in 0
     float *timesteps;      ///< [n_steps] 1 - sigma
+    double shift;          ///< that was applied
 } h3_schedule;
 
 /** torch.linspace(1, 0, n) in float32, n >= 2. */

@@ -483,6 +483,14 @@ h3_status h3_convert(h3_checkpoint *ck, const char *path, const h3_convert_opts 
     if (o->form == H3_CONVERT_Q8_0 && o->layout != H3_CONVERT_OWN)
         return h3_fail(H3_E_ARG, "Q8_0 is written in the layout of GGUF files (own), not %s",
                        o->layout == H3_CONVERT_ORIGINAL ? "original" : "diffusers");
+    if (o->text_layers && ck->naming.role != H3_ROLE_TEXT_ENCODER)
+        return h3_fail(H3_E_ARG,
+                       "layers %lld: only of an encoder are fewer layers kept, and this is %s",
+                       (long long)o->text_layers, h3_role_name(ck->naming.role));
+    if (ends(path,
+             o->form == H3_CONVERT_Q8_0 ? ".safetensors" : ".gguf")) // other programs go by it
+        return h3_fail(H3_E_ARG, "%s: %s is written, so the name must not end like that", path,
+                       o->form == H3_CONVERT_Q8_0 ? "a GGUF file" : "a safetensors file");
     if (o->form == H3_CONVERT_Q8_0)
         st = h3_gguf_writer_open(&s.gguf, path);
     else

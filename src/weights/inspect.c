@@ -237,7 +237,12 @@ static h3_status inspect_file(json_t **out, const char *path, const h3_ckpt_opts
     put_text(o, "path", path);
     put_text(o, "role", words[ck->naming.role]);
     put_text(o, "what",
-             ck->naming.role == H3_ROLE_OTHER ? ck->naming.other : h3_role_name(ck->naming.role));
+             ck->naming.role == H3_ROLE_OTHER     ? ck->naming.other
+             : ck->naming.role != H3_ROLE_UNKNOWN ? h3_role_name(ck->naming.role)
+             : h3_manifest_meta(ck->m, "h3av") != NULL
+                 ? "saved by h3av: latents (h3av decode) or a "
+                   "checkpoint (generate --resume)"
+                 : "no part of MiniMax-H3");
     put_container(o, ck);
     if (ck->naming.role == H3_ROLE_LORA) {
         put_adapter(o, ck->m);

@@ -38,12 +38,33 @@ static const char *foreign(const unsigned char *p, size_t n)
         {"<!DOCTYPE", 0, "a web page saved in place of the file: download it again"},
         {"<!doctype", 0, "a web page saved in place of the file: download it again"},
         {"<html", 0, "a web page saved in place of the file: download it again"},
+        {"ftyp", 4, "a film (MP4)"},
+        {"\x1a\x45\xdf\xa3", 0, "a film (Matroska or WebM)"},
+        {"RIFF", 0, "a sound, film or picture (WAV, AVI, WebP)"},
+        {"ID3", 0, "a sound (MP3)"},
+        {"OggS", 0, "a sound (Ogg)"},
+        {"fLaC", 0, "a sound (FLAC)"},
+        {"\x89PNG", 0, "a picture (PNG)"},
+        {"\xff\xd8\xff", 0, "a picture (JPEG)"},
+        {"GIF8", 0, "a picture (GIF)"},
+        {"%PDF", 0, "a PDF document"},
+        {"SQLite format 3", 0, "a database"},
+        {"\x1f\x8b", 0, "a gzip archive: unpack it"},
+        {"7z\xbc\xaf", 0, "a 7z archive: unpack it"},
+        {"Rar!", 0, "a RAR archive: unpack it"},
+        {"\x7f"
+         "ELF",
+         0, "a program"},
+        {"#!", 0, "a script"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        const size_t len = strlen(known[i].magic);
-        if (n >= len && memcmp(p, known[i].magic, len) == 0) return known[i].what;
+        const size_t len = strlen(known[i].magic), end = known[i].at + len;
+        if (n >= end && memcmp(p + known[i].at, known[i].magic, len) == 0) return known[i].what;
     }
-    return NULL;
+    if (n < 16) return NULL;
+    for (size_t i = 0; i < 16; i++) // a length below 2^56 has a zero byte; text has none
+        if (p[i] < 0x20 && p[i] != '\t' && p[i] != '\n' && p[i] != '\r') return NULL;
+    return p[0] == '{' || p[0] == '[' ? "a JSON file" : "a text";
 }
 
 static h3_status bad(const h3_file *f, const char *name, const char *what)

@@ -39,6 +39,7 @@ count_samples() { ffmpeg -v error -i "$1" -map a:0 -f f32le -ac 2 - | wc -c | aw
 start_of() { ffprobe -v error -select_streams "$2" -show_entries stream=start_time -of csv=p=0 "$1"; }
 
 # ---- the main job
+printf '{"sigmas": [1, 0.6, 0], "shift": 5}' >preset.json
 succeeds "generate" generate -p "a red circle" $small -o a.mp4
 succeeds "again" generate -p "a red circle" $small -o b.mp4
 check "same seed, same file" "$(cmp a.mp4 b.mp4 && echo same)" same
@@ -54,6 +55,8 @@ if command -v ffprobe >/dev/null; then
     check "picture starts at 0" "$(start_of a.mp4 v:0)" 0.000000
     check "sound starts at 0" "$(start_of a.mp4 a:0)" 0.000000
     check "prompt in the file" "$(ffprobe -v error -show_entries format_tags=prompt -of csv=p=0 a.mp4)" "a red circle"
+    succeeds "preset" generate -p x -s 64x32 -f 22 -q --preset preset.json -o b.mp4
+    check "shift of a preset in the file" "$(ffprobe -v error -show_entries format_tags=shift -of csv=p=0 b.mp4)" 5
     succeeds "without metadata" generate -p "secret words" $small --no-metadata -o n.mp4
     check "no prompt in the file" "$(grep -c 'secret words' n.mp4)" 0
     succeeds "length by seconds" generate -p x -s 32x32 -t 1 --steps 2 -q -o s.mp4
@@ -96,6 +99,16 @@ o = json.load(open("out")); print(*[p for p in ("dit", "text_encoder", "video_va
     "dit text_encoder video_vae audio_vae tokenizer"
 succeeds "tokenize" tokenize "hello world"
 check "tokenize is JSON" "$(python3 -c 'import json; d = json.load(open("out")); print(d["count"] == len(d["ids"]))')" True
+succeeds "tokenize with a folder that lacks the rest" tokenize --tokenizer "$data/tiny-h3/original/FL2VA/tokenizer" x
+mkdir -p lone && cp -r "$data/tiny-h3/original/FL2VA/tokenizer" lone
+succeeds "tokenizer in a folder that lacks the rest" tokenize --tokenizer lone x
+refuses "folder without a tokenizer" 5 "no tokenizer" tokenize --tokenizer fr x
+refuses "inspect a film" 4 "this is a film" inspect a.mp4
+refuses "inspect a text" 4 "this is a text" inspect "$source_dir/README.md"
+succeeds "inspect latents" inspect l.safetensors
+check "inspect knows latents" "$(grep -c 'h3av decode' out)" 1
+succeeds "plan without a model" plan -p x
+check "plan says for which model" "$(grep -c 'released model' err)" 1
 succeeds "dump one" dump "$data/tiny-h3/original/FL2VA/transformer" --tensor rope.inv_freq -o t.safetensors
 succeeds "dump all" dump "$data/tiny-h3/original/FL2VA/transformer" --all -o all.safetensors
 succeeds "convert" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o cv.safetensors
@@ -122,6 +135,9 @@ done
 succeeds "converted files say their partition" inspect parts --json
 check "both transformers found" "$(python3 -c 'import json; o = json.load(open("out")); print(o["parts"]["dit"]["partition"], o["parts"]["dit_ref"]["partition"], o["missing"])')" "fl2va ref2va []"
 succeeds "a folder of converted files runs" generate -p x $small -m parts -o cv.mp4
+refuses "a GGUF named safetensors" 2 "GGUF" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 -o refused.safetensors
+refuses "safetensors named GGUF" 2 "safetensors" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o refused.gguf
+refuses "fewer layers of a transformer" 2 "encoder" convert "$data/tiny-h3/original/FL2VA/transformer" --layers 1 -o refused
 refuses "layout unknown" 2 "own|original|diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --layout mine -o refused.mp4
 refuses "Q8_0 in another layout" 2 "diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 --layout diffusers -o refused.mp4
 succeeds "bench" bench --tiny --repeat 1
@@ -142,6 +158,11 @@ for c in generate plan decode mux inspect tokenize dump bench convert; do succee
 # ---- requests that cannot be
 refuses "empty prompt" 2 "prompt is empty" generate -p "" -o refused.mp4
 refuses "no prompt" 2 "prompt is empty" generate -o refused.mp4
+refuses "blank prompt" 2 "prompt is empty" generate -p $' \n\t' -o refused.mp4
+refuses "latents kept and not saved" 2 "no-save-latents" generate -p x $small --no-save-latents --save-latents -o refused.mp4
+refuses "latents named and not saved" 2 "no-save-latents" generate -p x $small --no-save-latents --latents l -o refused.mp4
+refuses "checkpoint without a step" 2 "--checkpoint-every" generate -p x $small --checkpoint c -o refused.mp4
+refuses "frames and sound of one name" 2 "two names" generate -p x $small --wav refused --frames-dir refused
 refuses "invalid UTF-8" 2 "UTF-8 at byte 2" generate -p $'ab\xff' -o refused.mp4
 refuses "unknown option" 2 "--frobnicate" generate -p x --frobnicate -o refused.mp4
 refuses "unknown command" 2 "frob" frob
@@ -193,6 +214,10 @@ mkdir ro && chmod 555 ro
 [ "$(id -u)" = 0 ] || refuses "read-only folder" 3 "ro" generate -p x $small -o ro/refused.mp4
 refuses "folder as output" 2 "folder" generate -p x $small -o ro
 refuses "no such folder" 5 "nodir" generate -p x $small -o nodir/refused.mp4
+refuses "no folder for the folder of frames" 5 "above it" generate -p x $small --frames-dir nodir/refused --latents early.latents
+check "frames: said before the work" "$([ -e early.latents ] || echo none)" none
+refuses "folder of frames without a name" 2 "frames folder" generate -p x $small --frames-dir "" --latents early.latents
+check "no name: said before the work" "$([ -e early.latents ] || echo none)" none
 refuses "standard output" 2 "standard output" generate -p x $small -o -
 if [ "$(id -u)" = 0 ] && mkdir full && mount -t tmpfs -o size=24k tmpfs full 2>/dev/null; then
     refuses "full disk: said before the work" 3 "full/" generate -p x -s 256x256 -f 56 --steps 2 -q -o full/refused.mp4
