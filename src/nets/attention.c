@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static h3_tensor heads_at(h3_tensor packed, int64_t first, int64_t n_heads, int64_t head_dim,
                           int64_t head_stride)
@@ -40,26 +42,28 @@ static h3_status attend(h3_dev *d, h3_tensor o, const h3_qkv *p, const int32_t *
 
 /* ------------------------------------------------------------------------------- over ranks */
 
-/* How S rows of H heads lie over P ranks: rank r owns rows [first[r], first[r + 1]) outside
- * attention and heads [r Hp, (r + 1) Hp) inside it. */
-typedef struct shares {
-    int me, P;
-    int64_t S, Hp, D;
-    int64_t first[H3_COMM_MAX + 1];
-} shares;
-
-static shares share_out(const h3_comm *c, int64_t S, int64_t H, int64_t D)
-{
-    shares z = {.me = c->rank, .P = c->size, .S = S, .Hp = H / c->size, .D = D};
-
-    for (int r = 0; r <= z.P; r++)
-        z.first[r] = h3_comm_first(c, S, r);
-    return z;
-}
-
-static int64_t rows_of(const shares *z, int r)
+static int64_t rows_of(const h3_relay *z, int r)
 {
     return z->first[r + 1] - z->first[r];
+}
+
+void h3_relay_band(const h3_relay *z, int b, int64_t *first, int64_t *n)
+{
+    const int64_t rows = rows_of(z, z->me);
+
+    *first = rows * b / z->n_bands;
+    *n = rows * (b + 1) / z->n_bands - *first;
+}
+
+/* Where rows of band b of rank r begin in the whole sequence; b == n_bands: where its rows end. */
+static int64_t band_at(const h3_relay *z, int r, int b)
+{
+    return z->first[r] + rows_of(z, r) * b / z->n_bands;
+}
+
+static int64_t heads_of(const h3_relay *z, int chunk)
+{
+    return z->head[chunk + 1] - z->head[chunk];
 }
 
 /* Rows [from, from + n) of a dense [., cols] buffer as a message. */
@@ -70,81 +74,174 @@ static h3_message part(h3_tensor t, int peer, int64_t from, int64_t n)
     return (h3_message){peer, h3_slice(t, 0, from, n).data, (size_t)n * row};
 }
 
-/* q, k and v of the heads of rank r, from our rows into `to` [rows, 3 Hp D]: q, then k, then v. */
-static h3_status collect_heads(h3_dev *d, const shares *z, h3_tensor to, const h3_qkv *p, int r)
-{
-    const h3_qkv y = h3_attention_split(to, z->Hp, z->D, false);
-    const int64_t at = r * z->Hp;
+/* What goes to and comes from others at once. */
+typedef struct bundle {
+    h3_message send[H3_COMM_MAX * H3_RELAY_CHUNKS], recv[H3_COMM_MAX * H3_RELAY_CHUNKS];
+    int n_send, n_recv;
+} bundle;
 
-    H3_TRY(d->ops->copy(d, y.q, h3_slice(p->q, 1, at, z->Hp)));
-    H3_TRY(d->ops->copy(d, y.k, h3_slice(p->k, 1, at, z->Hp)));
-    return d->ops->copy(d, y.v, h3_slice(p->v, 1, at, z->Hp));
+/* Both sides leave empty ones out, and name the messages between two ranks in one order. */
+static void add(bundle *m, const h3_message *send, const h3_message *recv)
+{
+    if (send->bytes) m->send[m->n_send++] = *send;
+    if (recv->bytes) m->recv[m->n_recv++] = *recv;
 }
 
-/* all [S, 3 Hp D]: every row of our heads. Rows of a rank stand together and ranks follow one
- * another, so what arrives is in the order of the sequence and needs no unpacking. */
-static h3_status rows_to_heads(h3_dev *d, h3_comm *c, const shares *z, h3_tensor all,
-                               const h3_qkv *p)
+/* Place of rank r among those that are not us. */
+static int64_t other(const h3_relay *z, int r)
 {
-    const int64_t n = rows_of(z, z->me);
-    const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor out = h3_scratch_2d(d, (h3_dtype)all.dtype, n * z->P, all.ne[1]);
-    h3_message send[H3_COMM_MAX], recv[H3_COMM_MAX];
-    h3_status st = h3_scratch_check(d, "rows for other ranks");
-
-    for (int r = 0; st == H3_OK && r < z->P; r++) {
-        const h3_tensor to =
-            r == z->me ? h3_slice(all, 0, z->first[r], n) : h3_slice(out, 0, n * r, n);
-        send[r] = part(out, r, n * r, n);
-        recv[r] = part(all, r, z->first[r], rows_of(z, r));
-        st = collect_heads(d, z, to, p, r);
-    }
-    if (st == H3_OK) st = h3_comm_all_to_all(c, d, recv, send);
-    h3_arena_release(&d->scratch, mark);
-    return st;
+    return r < z->me ? r : r - 1;
 }
 
-/* The way back: mine [S, Hp D] of our heads to o [rows, H, D] of our rows. */
-static h3_status heads_to_rows(h3_dev *d, h3_comm *c, const shares *z, h3_tensor o, h3_tensor mine)
+/* q, k and v of heads [at, at + n) of some packed rows into `to` [rows, 3 n D], packed alike. */
+static h3_status collect_heads(const h3_relay *z, h3_tensor to, h3_tensor packed, int64_t at,
+                               int64_t n)
 {
-    const int64_t n = rows_of(z, z->me);
-    const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor in = h3_scratch_2d(d, (h3_dtype)mine.dtype, n * z->P, mine.ne[1]);
-    h3_message send[H3_COMM_MAX], recv[H3_COMM_MAX];
-    h3_status st = h3_scratch_check(d, "heads of other ranks");
+    const h3_ops *op = z->d->ops;
 
-    for (int r = 0; st == H3_OK && r < z->P; r++) {
-        send[r] = part(mine, r, z->first[r], rows_of(z, r));
-        recv[r] = part(in, r, n * r, n);
-    }
-    if (st == H3_OK) st = h3_comm_all_to_all(c, d, recv, send);
-    for (int r = 0; st == H3_OK && r < z->P; r++) {
-        const h3_tensor from =
-            r == z->me ? h3_slice(mine, 0, z->first[r], n) : h3_slice(in, 0, n * r, n);
-        st = d->ops->copy(d, h3_slice(o, 1, r * z->Hp, z->Hp), h3_view_3d(from, n, z->Hp, z->D));
-    }
-    h3_arena_release(&d->scratch, mark);
-    return st;
+    if (z->is_interleaved) // one piece
+        return op->copy(z->d, to, h3_slice(packed, 1, 3 * z->D * at, 3 * z->D * n));
+    const h3_qkv x = h3_attention_split(packed, z->Hp * z->P, z->D, false);
+    const h3_qkv y = h3_attention_split(to, n, z->D, false);
+    H3_TRY(op->copy(z->d, y.q, h3_slice(x.q, 1, at, n)));
+    H3_TRY(op->copy(z->d, y.k, h3_slice(x.k, 1, at, n)));
+    return op->copy(z->d, y.v, h3_slice(x.v, 1, at, n));
 }
 
-static h3_status attend_over_ranks(h3_dev *d, h3_comm *c, h3_tensor o, const h3_qkv *p,
-                                   const int32_t *cu, int n_documents)
+/* Heads of `chunk` of all ranks, from rows [at, at + n) of ours: our own ones to where they are
+ * read, those of others to where they are sent from. */
+static h3_status collect_chunk(const h3_relay *z, int chunk, int64_t at, int64_t n, bundle *m,
+                               int band)
 {
-    const shares z = share_out(c, cu[n_documents], p->q.ne[1], p->q.ne[2]);
-    const h3_dtype type = (h3_dtype)o.dtype;
-    const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor all = h3_scratch_2d(d, type, z.S, 3 * z.Hp * z.D);
+    const h3_tensor rows = h3_slice(z->packed, 0, at, n), all = z->all[chunk];
+    const int64_t own = rows_of(z, z->me), heads = heads_of(z, chunk);
 
-    H3_TRY(h3_scratch_check(d, "attention over ranks"));
-    assert(o.ne[0] == rows_of(&z, z.me) && z.Hp * z.P == p->q.ne[1]);
-    H3_TRY(rows_to_heads(d, c, &z, all, p));
-    h3_tensor mine = h3_scratch_2d(d, type, z.S, z.Hp * z.D); // where rows_to_heads packed
-    H3_TRY(h3_scratch_check(d, "attention over ranks"));
-    const h3_qkv own = h3_attention_split(all, z.Hp, z.D, false);
-    H3_TRY(attend(d, h3_view_3d(mine, z.S, z.Hp, z.D), &own, cu, n_documents));
-    H3_TRY(heads_to_rows(d, c, &z, o, mine));
-    h3_arena_release(&d->scratch, mark);
+    for (int i = 0; i < z->P; i++) { // starting with the neighbour, ourselves last
+        const int to = (z->me + i + 1) % z->P, from = (z->me + z->P - i - 1) % z->P;
+        const int64_t slot = to == z->me ? z->first[to] + at : other(z, to) * own + at;
+        const h3_tensor place = to == z->me ? all : z->out[chunk];
+        H3_TRY(collect_heads(z, h3_slice(place, 0, slot, n), rows, to * z->Hp + z->head[chunk],
+                             heads));
+        if (to == z->me) continue;
+        const int64_t first = band_at(z, from, band);
+        const h3_message send = part(place, to, slot, n);
+        const h3_message recv = part(all, from, first, band_at(z, from, band + 1) - first);
+        add(m, &send, &recv);
+    }
     return H3_OK;
+}
+
+h3_status h3_relay_send(h3_relay *z, int b)
+{
+    const bool is_last = b == z->n_bands - 1;
+    bundle m = {.n_send = 0};
+    int64_t at, n;
+
+    if (z->P == 1) return H3_OK;
+    h3_relay_band(z, b, &at, &n);
+    for (int chunk = 0; chunk < z->n_chunks; chunk++) {
+        H3_TRY(collect_chunk(z, chunk, at, n, &m, b));
+        if (!is_last && chunk < z->n_chunks - 1) continue;
+        H3_TRY(h3_comm_begin(z->c, z->d, m.send, m.n_send, m.recv, m.n_recv,
+                             is_last ? &z->last_out[chunk] : &z->out_of[b]));
+        m.n_send = m.n_recv = 0;
+    }
+    return H3_OK;
+}
+
+/* Our heads of a chunk for the rows of others, on their way back. */
+static h3_status send_back(h3_relay *z, int chunk)
+{
+    const int64_t own = rows_of(z, z->me);
+    bundle m = {.n_send = 0};
+
+    for (int i = 1; i < z->P; i++) {
+        const int to = (z->me + i) % z->P, from = (z->me + z->P - i) % z->P;
+        const h3_message send = part(z->mine[chunk], to, z->first[to], rows_of(z, to));
+        const h3_message recv = part(z->in[chunk], from, other(z, from) * own, own);
+        add(&m, &send, &recv);
+    }
+    return h3_comm_begin(z->c, z->d, m.send, m.n_send, m.recv, m.n_recv, &z->back[chunk]);
+}
+
+/* Heads of a chunk of rank r, which `from` [own rows, heads, D] has, into their place in o. */
+static h3_status place_heads(const h3_relay *z, h3_tensor o, int chunk, int r, h3_tensor from)
+{
+    const int64_t n = heads_of(z, chunk);
+
+    return z->d->ops->copy(z->d, h3_slice(o, 1, r * z->Hp + z->head[chunk], n),
+                           h3_view_3d(from, from.ne[0], n, z->D));
+}
+
+static h3_status attend_chunk(h3_relay *z, h3_tensor o, int chunk, const int32_t *cu,
+                              int n_documents)
+{
+    const int64_t n = heads_of(z, chunk);
+    const h3_qkv own = h3_attention_split(z->all[chunk], n, z->D, z->is_interleaved);
+    const h3_tensor mine = z->mine[chunk];
+
+    H3_TRY(attend(z->d, h3_view_3d(mine, z->S, n, z->D), &own, cu, n_documents));
+    H3_TRY(send_back(z, chunk));
+    return place_heads(z, o, chunk, z->me, h3_slice(mine, 0, z->first[z->me], rows_of(z, z->me)));
+}
+
+static h3_status attend_over_ranks(h3_relay *z, h3_tensor o, const int32_t *cu, int n_documents)
+{
+    const int64_t own = rows_of(z, z->me);
+
+    for (int b = 0; b < z->n_bands - 1; b++)
+        H3_TRY(h3_comm_finish(z->c, z->d, &z->out_of[b]));
+    for (int chunk = 0; chunk < z->n_chunks; chunk++) {
+        H3_TRY(h3_comm_finish(z->c, z->d, &z->last_out[chunk]));
+        H3_TRY(attend_chunk(z, o, chunk, cu, n_documents));
+    }
+    for (int chunk = 0; chunk < z->n_chunks; chunk++) {
+        H3_TRY(h3_comm_finish(z->c, z->d, &z->back[chunk]));
+        for (int r = 0; r < z->P; r++)
+            if (r != z->me)
+                H3_TRY(
+                    place_heads(z, o, chunk, r, h3_slice(z->in[chunk], 0, other(z, r) * own, own)));
+    }
+    return H3_OK;
+}
+
+/* Bands of rows and chunks of heads: what they hide must be worth their launches and the smaller
+ * products. H3_OVERLAP=BANDS,CHUNKS or off is for measurements. */
+static void choose_pieces(h3_relay *z, const h3_comm *c, int64_t row_bytes)
+{
+    const char *wish = getenv("H3_OVERLAP");
+    int bands = 0, chunks = 0;
+
+    z->n_bands = z->n_chunks = 1;
+    if (z->d->is_plan) { // memory for whatever is chosen
+        z->n_chunks = H3_RELAY_CHUNKS;
+    } else if (wish && sscanf(wish, "%d,%d", &bands, &chunks) == 2) {
+        z->n_bands = bands;
+        z->n_chunks = chunks;
+    } else if (!wish && h3_comm_can_travel(c, z->d) &&
+               z->S / z->P * row_bytes / z->P >= H3_RELAY_WORTH) {
+        z->n_bands = z->n_chunks = 2;
+    }
+    if (z->n_bands > H3_RELAY_BANDS) z->n_bands = H3_RELAY_BANDS;
+    if (z->n_chunks > H3_RELAY_CHUNKS) z->n_chunks = H3_RELAY_CHUNKS;
+    if (z->n_chunks > z->Hp) z->n_chunks = (int)z->Hp;
+    if (z->n_bands < 1) z->n_bands = 1;
+    if (z->n_chunks < 1) z->n_chunks = 1;
+}
+
+static void carve(h3_relay *z)
+{
+    const h3_dtype type = (h3_dtype)z->packed.dtype;
+    const int64_t others = rows_of(z, z->me) * (z->P - 1);
+
+    for (int i = 0; i < z->n_chunks; i++) {
+        const int64_t cols = heads_of(z, i) * z->D;
+        z->all[i] = h3_scratch_2d(z->d, type, z->S, 3 * cols);
+        z->out[i] = h3_scratch_2d(z->d, type, others, 3 * cols);
+        z->mine[i] = h3_scratch_2d(z->d, type, z->S, cols);
+        z->in[i] = z->out[i]; // what was sent from there has arrived by then
+        z->in[i].ne[1] = z->in[i].st[0] = cols;
+    }
 }
 
 /* ----------------------------------------------------------------------------------- doors */
@@ -163,11 +260,40 @@ h3_status h3_attention_check(const h3_comm *ranks, int64_t n_heads)
                    (long long)n_heads, h3_comm_size(ranks), list);
 }
 
-h3_status h3_attention_self(h3_dev *d, h3_comm *ranks, h3_tensor o, const h3_qkv *qkv,
-                            const int32_t *cu, int n_documents)
+h3_status h3_relay_open(h3_relay *z, h3_dev *d, h3_comm *ranks, h3_tensor packed,
+                        bool is_interleaved, int64_t n_heads, int64_t head_dim, int64_t n_rows)
 {
-    const h3_tensor heads = h3_view_3d(o, qkv->q.ne[0], qkv->q.ne[1], qkv->q.ne[2]);
+    const int P = h3_comm_size(ranks);
 
-    if (h3_comm_size(ranks) > 1) return attend_over_ranks(d, ranks, heads, qkv, cu, n_documents);
-    return attend(d, heads, qkv, cu, n_documents);
+    memset(z, 0, sizeof *z);
+    z->d = d;
+    z->c = ranks;
+    z->me = h3_comm_rank(ranks);
+    z->P = P;
+    z->S = n_rows;
+    z->Hp = n_heads / P;
+    z->D = head_dim;
+    z->packed = packed;
+    z->is_interleaved = is_interleaved;
+    z->n_bands = z->n_chunks = 1;
+    if (P == 1) return H3_OK;
+    for (int r = 0; r <= P; r++)
+        z->first[r] = h3_comm_first(ranks, n_rows, r);
+    assert(packed.ne[0] == rows_of(z, z->me) && z->Hp * P == n_heads);
+    choose_pieces(z, ranks, packed.ne[1] * (int64_t)h3_dtype_bytes((h3_dtype)packed.dtype));
+    for (int i = 0; i <= z->n_chunks; i++)
+        z->head[i] = z->Hp * i / z->n_chunks;
+    carve(z);
+    return h3_scratch_check(d, "attention over ranks");
+}
+
+h3_status h3_relay_attend(h3_relay *z, h3_tensor o, const int32_t *cu, int n_documents)
+{
+    const int64_t H = z->Hp * z->P;
+    const h3_tensor heads = h3_view_3d(o, o.ne[0], H, z->D);
+    const h3_qkv all = h3_attention_split(z->packed, H, z->D, z->is_interleaved);
+
+    assert(cu[n_documents] == z->S);
+    if (z->P > 1) return attend_over_ranks(z, heads, cu, n_documents);
+    return attend(z->d, heads, &all, cu, n_documents);
 }

@@ -10,7 +10,7 @@
  * The MLP runs over bands of rows: its [S, 2 F] product would otherwise be the largest tensor of
  * the whole forward, and rows do not see each other in it.
  *
- * Over ranks every line here sees the rows of one rank; they meet in h3_attention_self only. The
+ * Over ranks every line here sees the rows of one rank; they meet in h3_relay_attend only. The
  * refiner is the exception: its few rows are computed by every rank.
  */
 #include "dit.h"
@@ -47,29 +47,71 @@ static h3_status product(h3_dev *d, int64_t whole, h3_tensor y, h3_tensor x, con
     return st;
 }
 
-/* h [S, C] = out_proj(attention(h)). */
-static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor h)
+/* Rows of cos or sin; both may be absent. */
+static h3_tensor angles(h3_tensor table, int64_t first, int64_t n)
 {
-    h3_dev *d = k->d;
-    const h3_ops *op = d->ops;
+    return h3_is_null(table) ? table : h3_slice(table, 0, first, n);
+}
+
+/* packed [S, 3 H D] = q, k and v of h, band by band, each on its way to its rank when it is made.
+ */
+static h3_status make_heads(const stack *k, const h3_dit_block *b, h3_relay *z, h3_tensor h)
+{
     const h3_dit_dims *g = &k->m->dims;
     const float eps = k->m->qk_norm_eps;
+    h3_dev *d = k->d;
+    int64_t at = 0, n = h.ne[0];
+
+    for (int i = 0; i < z->n_bands; i++) {
+        if (z->n_bands > 1) h3_relay_band(z, i, &at, &n);
+        const h3_tensor rows = h3_slice(z->packed, 0, at, n);
+        const h3_qkv p = h3_attention_split(rows, g->n_heads, g->head_dim, b->qkv.interleaved);
+        const h3_tensor cos = angles(k->cos, at, n), sin = angles(k->sin, at, n);
+        H3_TRY(product(d, k->whole, rows, h3_slice(h, 0, at, n), &b->qkv));
+        H3_TRY(d->ops->head_norm_rope(d, p.q, b->q_norm, eps, false, cos, sin));
+        H3_TRY(d->ops->head_norm_rope(d, p.k, b->k_norm, eps, false, cos, sin));
+        H3_TRY(h3_relay_send(z, i));
+    }
+    return H3_OK;
+}
+
+/* o [S, H D] = attention of h [S, C]. */
+static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor o, h3_tensor h)
+{
+    const h3_dit_dims *g = &k->m->dims;
+    const bool is_mixed = b->qkv.interleaved;
     const int64_t S = h.ne[0];
-    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_dev *d = k->d;
     h3_tensor packed = h3_scratch_2d(d, (h3_dtype)h.dtype, S, 3 * g->inner);
-    h3_tensor o = h3_scratch_2d(d, (h3_dtype)h.dtype, S, g->inner);
+    h3_relay z;
 
     H3_TRY(h3_scratch_check(d, "DiT attention"));
-    const h3_qkv p = h3_attention_split(packed, g->n_heads, g->head_dim, b->qkv.interleaved);
+    H3_TRY(h3_relay_open(&z, d, k->ranks, packed, is_mixed, g->n_heads, g->head_dim, k->whole));
     h3_tap(d, h, "%s.%d.attn_in", k->name, k->index);
-    H3_TRY(product(d, k->whole, packed, h, &b->qkv));
-    H3_TRY(op->head_norm_rope(d, p.q, b->q_norm, eps, false, k->cos, k->sin));
-    H3_TRY(op->head_norm_rope(d, p.k, b->k_norm, eps, false, k->cos, k->sin));
+    H3_TRY(make_heads(k, b, &z, h));
+    const h3_qkv p = h3_attention_split(packed, g->n_heads, g->head_dim, is_mixed);
     h3_tap(d, p.q, "%s.%d.q", k->name, k->index);
     h3_tap(d, p.k, "%s.%d.k", k->name, k->index);
     h3_tap(d, p.v, "%s.%d.v", k->name, k->index);
-    H3_TRY(h3_attention_self(d, k->ranks, o, &p, k->cu, k->n_documents));
+    H3_TRY(h3_relay_attend(&z, o, k->cu, k->n_documents));
     h3_tap(d, h3_view_3d(o, S, g->n_heads, g->head_dim), "%s.%d.attn", k->name, k->index);
+    return H3_OK;
+}
+
+/* h [S, C] = out_proj(attention(h)). */
+static h3_status attend_and_project(const stack *k, const h3_dit_block *b, h3_tensor h)
+{
+    h3_dev *d = k->d;
+    const size_t mark = h3_arena_mark(&d->scratch);
+    h3_tensor o = h3_scratch_2d(d, (h3_dtype)h.dtype, h.ne[0], k->m->dims.inner);
+    const size_t inside = h3_arena_mark(&d->scratch);
+    const h3_status st = attend(k, b, o, h);
+
+    if (st != H3_OK) {
+        h3_comm_abandon(k->ranks);
+        return st;
+    }
+    h3_arena_release(&d->scratch, inside);
     H3_TRY(product(d, k->whole, h, o, &b->out));
     h3_tap(d, h, "%s.%d.attn_out", k->name, k->index);
     h3_arena_release(&d->scratch, mark);
@@ -115,7 +157,7 @@ static h3_status block_forward(const stack *k, const h3_dit_block *b, h3_tensor 
 
     H3_TRY(h3_scratch_check(d, "DiT block"));
     H3_TRY(op->rms_norm_mod(d, h, x, b->norm1, eps, mod, SHIFT_ATTN, SCALE_ATTN, row));
-    H3_TRY(attend(k, b, h));
+    H3_TRY(attend_and_project(k, b, h));
     H3_TRY(op->gate_add(d, x, h, mod, GATE_ATTN, row));
     h3_tap(d, x, "%s.%d.mid", k->name, k->index);
     H3_TRY(op->rms_norm_mod(d, h, x, b->norm2, eps, mod, SHIFT_MLP, SCALE_MLP, row));
@@ -137,7 +179,7 @@ static h3_status refiner_block_forward(const stack *k, const h3_dit_block *b, h3
 
     H3_TRY(h3_scratch_check(d, "token refiner"));
     H3_TRY(op->rms_norm(d, h, x, b->norm1, eps, false));
-    H3_TRY(attend(k, b, h));
+    H3_TRY(attend_and_project(k, b, h));
     H3_TRY(op->add(d, x, x, h));
     h3_tap(d, x, "%s.%d.mid", k->name, k->index);
     H3_TRY(op->rms_norm(d, h, x, b->norm2, eps, false));

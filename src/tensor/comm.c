@@ -293,6 +293,52 @@ h3_status h3_comm_exchange(h3_comm *c, h3_dev *d, const h3_message *send, int n_
     return by_way_of_host(c, d, send, n_send, recv, n_recv);
 }
 
+bool h3_comm_can_travel(const h3_comm *c, const h3_dev *d)
+{
+    if (!c || c->size == 1) return false;
+    return d && d->mem == H3_DEVICE ? c->link.begin_on != NULL : c->link.begin != NULL;
+}
+
+h3_status h3_comm_begin(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                        const h3_message *recv, int n_recv, h3_travel *t)
+{
+    const bool is_on_device = d && d->mem == H3_DEVICE;
+    h3_status st;
+
+    *t = (h3_travel){0};
+    if (!h3_comm_can_travel(c, d) || d->is_plan)
+        return h3_comm_exchange(c, d, send, n_send, recv, n_recv);
+    if (c->is_broken || c->is_over) return parted();
+    c->n_exchanges++;
+    c->sent_bytes += total(send, n_send);
+    st = is_on_device ? c->link.begin_on(c, d, send, n_send, recv, n_recv, t) : h3_comm_heard(c);
+    if (st == H3_OK && !is_on_device) st = c->link.begin(c, send, n_send, recv, n_recv, t);
+    if (st != H3_OK) c->is_broken = true;
+    return st;
+}
+
+h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t)
+{
+    const double t0 = now();
+    h3_status st;
+
+    if (!t->slot) return H3_OK;
+    if (c->is_broken || c->is_over) return parted();
+    if (d && d->mem == H3_DEVICE) {
+        st = c->link.finish_on(c, d, t);
+    } else {
+        st = c->link.finish(c, t);
+        c->seconds += now() - t0;
+    }
+    if (st != H3_OK) c->is_broken = true;
+    return st;
+}
+
+void h3_comm_abandon(h3_comm *c)
+{
+    if (c && c->link.abandon) c->link.abandon(c);
+}
+
 /* Messages of at least a byte, to others; both sides leave out the same ones. */
 static void add(h3_message *list, int *n, const h3_comm *c, int peer, void *data, size_t bytes)
 {

@@ -26,8 +26,9 @@
 #include "dev.h"
 
 enum {
-    H3_COMM_MAX = 256, ///< ranks
-    H3_COMM_LOCAL = 16 ///< ranks that h3_comm_fork starts at most
+    H3_COMM_MAX = 256,   ///< ranks
+    H3_COMM_LOCAL = 16,  ///< ranks that h3_comm_fork starts at most
+    H3_COMM_TRAVELS = 32 ///< exchanges under way at once (h3_comm_begin)
 };
 
 typedef struct h3_comm h3_comm;
@@ -47,6 +48,11 @@ typedef struct h3_comm_note {
     char text[1024];
 } h3_comm_note;
 
+/** An exchange under way: what its filling keeps of it. Zero: none. */
+typedef struct h3_travel {
+    int slot; ///< of the filling, counted from 1; 0: it is through
+} h3_travel;
+
 /** A filling. Only comm.c calls these. */
 typedef struct h3_comm_link {
     /** Sends and receives all messages, or returns when h3_comm_heard fails. Host memory. */
@@ -55,6 +61,14 @@ typedef struct h3_comm_link {
     /** The same for memory of the device, enqueued there; NULL: by way of the host. */
     h3_status (*exchange_on)(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                              const h3_message *recv, int n_recv);
+    /** The same two in halves, where they can travel beside computing; NULL: begin does it all. */
+    h3_status (*begin)(h3_comm *c, const h3_message *send, int n_send, const h3_message *recv,
+                       int n_recv, h3_travel *t);
+    h3_status (*finish)(h3_comm *c, h3_travel *t);
+    h3_status (*begin_on)(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                          const h3_message *recv, int n_recv, h3_travel *t);
+    h3_status (*finish_on)(h3_comm *c, h3_dev *d, h3_travel *t);
+    void (*abandon)(h3_comm *c); ///< what is under way ends here, whatever became of it
     void (*say)(h3_comm *c, int peer, const h3_comm_note *note); ///< must not block for long
     int (*hear)(h3_comm *c, int peer, h3_comm_note *note); ///< 1: here it is, 0: none yet, -1: gone
     void (*nap)(h3_comm *c, int ms); ///< until something may have come, at most so long
@@ -132,6 +146,20 @@ static inline int64_t h3_comm_first(const h3_comm *c, int64_t n, int r)
 
 H3_NODISCARD h3_status h3_comm_exchange(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                                         const h3_message *recv, int n_recv);
+
+/**
+ * The same in two halves, so that work can go on between them: `send` is as it was enqueued until
+ * h3_comm_begin, and `recv` is there for what is enqueued after h3_comm_finish. Until then neither
+ * is touched. Both are collective; travels end in the order in which they began. A filling that
+ * cannot do both at once does it all in begin (h3_comm_can_travel). After a failure between the
+ * halves h3_comm_abandon lets go of what is under way.
+ */
+H3_NODISCARD h3_status h3_comm_begin(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                                     const h3_message *recv, int n_recv, h3_travel *t);
+H3_NODISCARD h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t);
+void h3_comm_abandon(h3_comm *c);
+/** True when exchanges of `d` go on while it computes. */
+bool h3_comm_can_travel(const h3_comm *c, const h3_dev *d);
 
 /** `data` [size] slabs one after another, bytes[r] of rank r: every rank has its own and gets the
  *  others. */

@@ -31,7 +31,8 @@ typedef struct golden {
     double worst; ///< largest deviation / tolerance
     char worst_name[128];
     bool is_verbose;
-    const char *device; ///< "cpu" or "ref" or "cuda": what runners open
+    const char *device;   ///< "cpu" or "ref" or "cuda": what runners open
+    struct h3_comm *comm; ///< ranks that run it together (the DiT's kinds only); NULL: one
 } golden;
 
 typedef struct golden_kind {

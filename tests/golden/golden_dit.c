@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm.h"
 #include "dit.h"
 #include "file.h"
 #include "golden.h"
@@ -102,6 +103,85 @@ static void forget(trace *r)
     }
     free(r->item);
     memset(r, 0, sizeof *r);
+}
+
+/* ---- ranks ---- */
+
+/* One GPU a rank. */
+static h3_status open_device(const golden *g, h3_dev **d)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, "%s", g->device);
+    if (g->comm && strcmp(name, "cuda") == 0)
+        snprintf(name, sizeof name, "cuda:%d", g->comm->local_rank);
+    H3_TRY(h3_dev_open(d, name, NULL));
+    return h3_comm_attach(g->comm, *d);
+}
+
+static void close_device(const golden *g, h3_dev **d)
+{
+    h3_comm_detach(g->comm, *d);
+    h3_dev_close(d);
+}
+
+/* Every rank saw its rows of a tensor, or all of it, or nothing: all get the whole. */
+static h3_status gather_tap(const golden *g, trace *r, const char *name, h3_tensor want)
+{
+    const int P = h3_comm_size(g->comm), me = h3_comm_rank(g->comm);
+    const h3_tensor *own = recall(r, name);
+    const size_t size = own ? h3_dtype_bytes((h3_dtype)own->dtype) : 0;
+    const size_t n_want = (size_t)h3_numel(want) / (starts_with(name, "rope.") ? 2 : 1);
+    size_t head[2 * H3_COMM_LOCAL] = {0}, bytes[H3_COMM_LOCAL], sum = 0, at = 0;
+    h3_tensor t = own ? *own : want;
+
+    for (int i = 0; i < P; i++)
+        bytes[i] = 2 * sizeof *head;
+    head[2 * me] = own ? (size_t)h3_numel(*own) * size : 0;
+    head[2 * me + 1] = own ? own->dtype : 0;
+    H3_TRY(h3_comm_all_gather(g->comm, NULL, head, bytes));
+    for (int i = 0; i < P; i++) {
+        bytes[i] = head[2 * i];
+        if (bytes[i]) t.dtype = (uint8_t)head[2 * i + 1];
+        at += i < me ? bytes[i] : 0;
+        sum += bytes[i];
+    }
+    for (int i = 0; i < P; i++) // one that has everything speaks for all
+        if (bytes[i] == n_want * h3_dtype_bytes((h3_dtype)t.dtype)) {
+            for (int k = 0; k < P; k++)
+                bytes[k] = k == i ? bytes[i] : 0;
+            at = 0;
+            sum = bytes[i];
+            break;
+        }
+    unsigned char *all = malloc(sum + 1);
+    if (!all) abort();
+    if (own && bytes[me]) memcpy(all + at, own->data, bytes[me]);
+    const h3_status st = h3_comm_all_gather(g->comm, NULL, all, bytes);
+    if (sum == 0) {
+        free(all);
+        return st;
+    }
+    t.ne[0] = 1;
+    t.ne[0] = (int64_t)(sum / h3_dtype_bytes((h3_dtype)t.dtype)) / h3_numel(t);
+    t.data = all;
+    for (int i = 0; i < r->n; i++) // the first of that name is the one looked at
+        if (strcmp(r->item[i].name, name) == 0) {
+            free(r->item[i].t.data);
+            r->item[i].t = t;
+            return st;
+        }
+    keep(r, name, t);
+    free(all);
+    return st;
+}
+
+static h3_status gather_taps(const golden *g, trace *r)
+{
+    for (int i = 0; g->comm && i < g->n_tensors; i++)
+        if (!starts_with(g->tensors[i].name, "in."))
+            H3_TRY(gather_tap(g, r, g->tensors[i].name, g->tensors[i].t));
+    return H3_OK;
 }
 
 /* ---- one forward ---- */
@@ -221,7 +301,7 @@ static h3_status run_model(golden *g, const char *folder, const forward_in *f, h
     h3_dev *d = NULL;
     h3_checkpoint *ck = NULL;
     h3_dit *m = NULL;
-    h3_status st = h3_dev_open(&d, g->device, NULL);
+    h3_status st = open_device(g, &d);
 
     if (st == H3_OK) st = h3_ckpt_open(&ck, folder, H3_ROLE_DIT, NULL);
     if (st == H3_OK) st = h3_dit_open(&m, ck, d);
@@ -230,9 +310,10 @@ static h3_status run_model(golden *g, const char *folder, const forward_in *f, h
         d->tap_user = r;
         st = forward(d, m, f, act);
     }
+    if (st == H3_OK) st = gather_taps(g, r);
     h3_dit_close(&m);
     h3_ckpt_close(&ck);
-    h3_dev_close(&d);
+    close_device(g, &d);
     return st;
 }
 
@@ -718,14 +799,14 @@ static h3_status with_model(sample *s, const char *folder)
     h3_dev *d = NULL;
     h3_checkpoint *ck = NULL;
     h3_dit *m = NULL;
-    h3_status st = h3_dev_open(&d, s->g->device, NULL);
+    h3_status st = open_device(s->g, &d);
 
     if (st == H3_OK) st = h3_ckpt_open(&ck, folder, H3_ROLE_DIT, NULL);
     if (st == H3_OK) st = h3_dit_open(&m, ck, d);
     if (st == H3_OK) st = denoise(s, m);
     h3_dit_close(&m);
     h3_ckpt_close(&ck);
-    h3_dev_close(&d);
+    close_device(s->g, &d);
     return st;
 }
 

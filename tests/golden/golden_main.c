@@ -1,7 +1,10 @@
 /**
- * h3av-golden [--device NAME] [--verbose] PATH...: recomputes the stage behind every golden file
- * and compares. A folder is walked; files that are not goldens of a known kind fail the run, except
- * models and tables (checked by the unit tests), which are counted and named.
+ * h3av-golden [--device NAME] [--ranks N] [--verbose] PATH...: recomputes the stage behind every
+ * golden file and compares. A folder is walked; files that are not goldens of a known kind fail the
+ * run, except models and tables (checked by the unit tests), which are counted and named.
+ *
+ * With --ranks the DiT's kinds run on so many processes, a GPU each, and every one compares; the
+ * first one speaks.
  *
  * Exit status 0 only if at least one comparison was made and every one held.
  */
@@ -10,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm.h"
 #include "file.h"
 #include "golden.h"
 #include "golden_read.h"
@@ -45,12 +49,13 @@ typedef struct totals {
     int n_files, n_failed, n_compared, n_skipped;
     bool is_verbose;
     const char *device;
+    h3_comm *comm;
 } totals;
 
 /* Several kinds may know parts of one file (ids here, towers there): all that match run. */
 static void run_file(totals *t, const char *path)
 {
-    golden g = {.is_verbose = t->is_verbose, .device = t->device};
+    golden g = {.is_verbose = t->is_verbose, .device = t->device, .comm = t->comm};
     h3_status st = golden_read(&g, path);
     int n_kinds = 0;
 
@@ -109,18 +114,42 @@ static void walk(totals *t, const char *path)
     free(list);
 }
 
+/* Before anything else: --ranks copies this process. */
+static bool start_ranks(totals *t, int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--ranks") == 0 && h3_comm_fork(&t->comm, atoi(argv[i + 1])) != H3_OK) {
+            fprintf(stderr, "%s\n", h3_error());
+            return false;
+        }
+    return h3_comm_rank(t->comm) == 0 || freopen("/dev/null", "w", stdout);
+}
+
+static int end_ranks(totals *t, int status)
+{
+    const h3_status st = status ? h3_fail(H3_E_INTERNAL, "goldens failed") : H3_OK;
+
+    if (h3_comm_agree(t->comm, st) != H3_OK) status = 1;
+    h3_comm_close(&t->comm);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     totals t = {.device = "cpu"};
     int n_paths = 0;
 
+    if (!start_ranks(&t, argc, argv)) return 2;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--verbose") == 0 || strcmp(argv[i], "-v") == 0)
             t.is_verbose = true;
         else if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
             t.device = argv[++i];
+        else if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
+            i++;
         else if (argv[i][0] == '-') {
-            fprintf(stderr, "usage: h3av-golden [--device cpu|ref|cuda] [--verbose] PATH...\n");
+            fprintf(stderr,
+                    "usage: h3av-golden [--device cpu|ref|cuda] [--ranks N] [--verbose] PATH...\n");
             return 2;
         } else {
             n_paths++;
@@ -131,10 +160,11 @@ int main(int argc, char **argv)
         }
     }
     if (n_paths == 0) {
-        fprintf(stderr, "usage: h3av-golden [--device cpu|ref|cuda] [--verbose] PATH...\n");
+        fprintf(stderr,
+                "usage: h3av-golden [--device cpu|ref|cuda] [--ranks N] [--verbose] PATH...\n");
         return 2;
     }
     printf("%d passed, %d failed (%d comparisons on %s; %d other files: models and tables)\n",
            t.n_files - t.n_failed, t.n_failed, t.n_compared, t.device, t.n_skipped);
-    return t.n_failed == 0 && t.n_compared > 0 ? 0 : 1;
+    return end_ranks(&t, t.n_failed == 0 && t.n_compared > 0 ? 0 : 1);
 }

@@ -1,7 +1,7 @@
 /**
  * Exchanges between GPUs through NCCL: point-to-point sends and receives grouped into one launch on
- * the device's stream, so that they stand in line with the kernels around them. Ranks find each
- * other through the host communicator (mpi or local), which also carries notes of failures.
+ * a stream beside the one that computes, with events between the two. Ranks find each other through
+ * the host communicator (mpi or local), which also carries notes of failures.
  *
  * A kernel of NCCL waits on the GPU for its peer, and a host that waits for the stream would wait
  * for ever when the peer is gone. So an event follows every exchange, and before the host blocks on
@@ -18,7 +18,10 @@
 
 typedef struct nccl_link {
     ncclComm_t comm;
-    cudaEvent_t last; // behind the last exchange
+    cudaStream_t side;                    // exchanges run here, beside the stream that computes
+    cudaEvent_t ready;                    // what is to be sent was computed
+    cudaEvent_t through[H3_COMM_TRAVELS]; // behind each exchange, round and round
+    int next, last;                       // of `through`
     bool is_pending, is_dead;
     h3_dev *d; // whose three calls below are ours while we are attached; NULL: not yet
     h3_status (*upload)(h3_dev *d, void *dst, const void *src, size_t bytes);
@@ -90,7 +93,7 @@ static h3_status wait_last(h3_dev *d)
     nccl_link *l = d->comm->device_state;
 
     for (int turn = 0; l->is_pending; turn++) {
-        const cudaError_t e = cudaEventQuery(l->last);
+        const cudaError_t e = cudaEventQuery(l->through[l->last]);
         if (e == cudaSuccess) {
             l->is_pending = false;
             return settle(d->comm, l);
@@ -139,27 +142,58 @@ static h3_status enqueue(nccl_link *l, cudaStream_t stream, const h3_message *se
     return H3_OK;
 }
 
-static h3_status exchange_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
-                             const h3_message *recv, int n_recv)
+static h3_status launch(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                        const h3_message *recv, int n_recv, h3_travel *t)
+{
+    nccl_link *l = c->device_state;
+
+    H3_TRY(h3_comm_heard(c));
+    if (n_send + n_recv == 0) return H3_OK;
+    CUDA_TRY(cudaEventRecord(l->ready, d->stream));
+    CUDA_TRY(cudaStreamWaitEvent(l->side, l->ready, 0));
+    H3_TRY(enqueue(l, l->side, send, n_send, recv, n_recv));
+    H3_TRY(settle(c, l));
+    CUDA_TRY(cudaEventRecord(l->through[l->next], l->side));
+    l->last = l->next;
+    l->next = (l->next + 1) % H3_COMM_TRAVELS;
+    l->is_pending = true;
+    t->slot = l->last + 1;
+    return H3_OK;
+}
+
+/* With clocks around operations an exchange is timed by itself, as they are. */
+static h3_status begin_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                          const h3_message *recv, int n_recv, h3_travel *t)
 {
     nccl_link *l = c->device_state;
     const double t0 = d->is_timing ? (H3_OK == sync_after(d) ? now() : 0) : 0;
-    h3_status st = h3_comm_heard(c);
+    h3_status st = launch(c, d, send, n_send, recv, n_recv, t);
 
-    if (st == H3_OK && n_send + n_recv > 0) {
-        st = enqueue(l, d->stream, send, n_send, recv, n_recv);
-        if (st == H3_OK) st = settle(c, l);
-        if (st == H3_OK && cudaEventRecord(l->last, d->stream) != cudaSuccess)
-            st = h3_fail(H3_E_DEVICE, "CUDA: no event behind an exchange");
-        l->is_pending = st == H3_OK;
-    }
     if (st == H3_OK && d->is_timing) {
-        st = sync_after(d);
+        st = wait_last(d);
         c->seconds += now() - t0;
     }
     if (st == H3_OK) return H3_OK;
     c->is_broken = true;
     return give_up(l, st);
+}
+
+static h3_status finish_on(h3_comm *c, h3_dev *d, h3_travel *t)
+{
+    const nccl_link *l = c->device_state;
+
+    CUDA_TRY(cudaStreamWaitEvent(d->stream, l->through[t->slot - 1], 0));
+    t->slot = 0;
+    return H3_OK;
+}
+
+static h3_status exchange_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
+                             const h3_message *recv, int n_recv)
+{
+    h3_travel t = {0};
+
+    H3_TRY(begin_on(c, d, send, n_send, recv, n_recv, &t));
+    return t.slot ? finish_on(c, d, &t) : H3_OK;
 }
 
 static void detach(h3_comm *c)
@@ -173,7 +207,10 @@ static void detach(h3_comm *c)
         else
             ncclCommDestroy(l->comm);
     }
-    if (l->last) cudaEventDestroy(l->last);
+    if (l->ready) cudaEventDestroy(l->ready);
+    for (int i = 0; i < H3_COMM_TRAVELS; i++)
+        if (l->through[i]) cudaEventDestroy(l->through[i]);
+    if (l->side) cudaStreamDestroy(l->side);
     if (l->d) { // the device lives on without ranks
         l->d->upload = l->upload;
         l->d->download = l->download;
@@ -183,6 +220,8 @@ static void detach(h3_comm *c)
     free(l);
     c->device_state = NULL;
     c->link.exchange_on = NULL;
+    c->link.begin_on = NULL;
+    c->link.finish_on = NULL;
     c->link.detach = NULL;
 }
 
@@ -190,6 +229,7 @@ static h3_status open_link(h3_comm *c, nccl_link *l)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id;
+    int least = 0, most = 0;
 
     config.blocking = 0;
     memset(&id, 0, sizeof id);
@@ -197,7 +237,13 @@ static h3_status open_link(h3_comm *c, nccl_link *l)
     H3_TRY(h3_comm_broadcast(c, NULL, &id, sizeof id, 0));
     NCCL_TRY(ncclCommInitRankConfig(&l->comm, c->size, id, c->rank, &config));
     H3_TRY(settle(c, l));
-    CUDA_TRY(cudaEventCreateWithFlags(&l->last, cudaEventDisableTiming));
+    /* First in line for the processors of the GPU: an exchange needs few of them, and others wait
+     * for it. */
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most));
+    CUDA_TRY(cudaStreamCreateWithPriority(&l->side, cudaStreamNonBlocking, most));
+    CUDA_TRY(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming));
+    for (int i = 0; i < H3_COMM_TRAVELS; i++)
+        CUDA_TRY(cudaEventCreateWithFlags(&l->through[i], cudaEventDisableTiming));
     return H3_OK;
 }
 
@@ -228,6 +274,8 @@ h3_status h3_nccl_attach(h3_comm *c, h3_dev *d)
     d->download = download_after;
     d->sync = sync_after;
     c->link.exchange_on = exchange_on;
+    c->link.begin_on = begin_on;
+    c->link.finish_on = finish_on;
     ncclGetVersion(&version);
     snprintf(c->name, sizeof c->name, "%.12s + nccl", l->host_name);
     snprintf(c->detail, sizeof c->detail, "NCCL %d.%d.%d", version / 10000, version / 100 % 100,
