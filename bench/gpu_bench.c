@@ -6,11 +6,13 @@
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load,real]
  *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R] [--ranks N]
  *
+ * --what ab, with dit: also with what is fused taken apart.
  * --ranks: one process a GPU; the clip's tiles go round them, the rest every rank does alone.
  *
  * All layers of a stack share one set of weights, which is far larger than the cache: the time of
  * fifty layers needs the memory of one.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -51,6 +53,16 @@ static options o = {.math = "auto",
                     .n_tiles = 3,
                     .layers = 50,
                     .repeat = 3};
+
+/* True when `word` is in --what. */
+static bool has(const char *word)
+{
+    const char *p = o.what;
+    const size_t n = strlen(word);
+    for (; (p = strstr(p, word)); p += n)
+        if ((p == o.what || p[-1] == ',') && (p[n] == 0 || p[n] == ',')) return true;
+    return false;
+}
 
 /* ---------------------------------------------------------------- random tensors */
 
@@ -106,6 +118,20 @@ static void free_weight(h3_weight *w)
 {
     h3_dev_weight_free(d, w);
     d->dealloc(d, w->part[0].dev);
+}
+
+/* Rows of a request: text, sound, then video, each under one modulation of its own. */
+static h3_tensor modulation_rows(int64_t S, int64_t n_audio, int per)
+{
+    int32_t *p = malloc((size_t)S * sizeof *p);
+    h3_tensor t;
+
+    for (int64_t i = 0; i < S; i++)
+        p[i] = (i < N_TEXT ? 0 : i < N_TEXT + n_audio ? 4 : 8) / per;
+    MUST(h3_dev_alloc(d, &t, H3_I32, 1, &S));
+    MUST(h3_dev_upload(d, t, p));
+    free(p);
+    return h3_view_2d(t, 1, S);
 }
 
 static h3_tensor indices(int64_t n, int64_t first, int64_t below)
@@ -182,26 +208,40 @@ static void bench_ops(int64_t S)
          op->attention(d, h3_view_3d(a, S, HEADS, HEAD), p.q, p.k, p.v, 0.08838835f, cu, 1, false));
     report_op("attention", S, best, 4.0 * s * s * INNER, 2.0 * s * 4 * INNER);
 
+    const bool is_fp8 = strcmp(o.math, "fp8") == 0;
+    const double to = is_fp8 ? 1 : 2; // bytes a number that a product or attention reads
     h3_tensor g = random_tensor(H3_F32, 1, NE(HEAD)),
               cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
-    TIME(best, op->head_norm_rope(d, p.q, g, 1e-5f, false, cos, cos));
-    report_op("head_norm_rope", S, best, 0, 4.0 * s * INNER);
+    d->reader = &h3_reader_attention;
+    TIME(best, op->qk_norm_rope(d, p.q, p.k, g, g, 1e-5f, false, cos, cos));
+    d->reader = NULL;
+    report_op("qk_norm_rope", S, best, 0, 2 * (2 + to) * s * INNER);
     h3_dev_free(d, &qkv);
     h3_dev_free(d, &a);
 
     h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
-    h3_tensor mod = random_tensor(H3_BF16, 0.1f, NE(12, 6, C)), row = indices(S, 0, 12);
+    h3_tensor mod = random_tensor(H3_BF16, 0.1f, NE(12, 6, C)),
+              row = h3_at(modulation_rows(S, 240, 1), 0);
     h3_tensor gain = random_tensor(H3_F32, 1, NE(C));
+    h3_weight by_c = random_weight(H3_BF16, 64, C), by_f = random_weight(H3_BF16, 64, FFN);
+    d->reader = &by_c; // rows that only a product reads, as in a block
     TIME(best, op->rms_norm_mod(d, h, x, gain, 1e-5f, mod, 0, 1, row));
-    report_op("rms_norm_mod", S, best, 0, 4.0 * s * C);
+    report_op("rms_norm_mod", S, best, 0, (2 + to) * s * C);
+    TIME(best, op->gate_add_norm(d, h, x, h, mod, 2, gain, 1e-5f, mod, 3, 4, row));
+    report_op("gate_add_norm", S, best, 0, (6 + to) * s * C);
+    d->reader = NULL;
     TIME(best, op->gate_add(d, x, h, mod, 2, row));
     report_op("gate_add", S, best, 0, 6.0 * s * C);
     h3_dev_free(d, &x);
     h3_dev_free(d, &h);
     h3_tensor both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN));
     h3_tensor f = random_tensor(H3_BF16, 1, NE(S, FFN));
+    d->reader = &by_f;
     TIME(best, op->silu_mul(d, f, h3_slice(both, 1, 0, FFN), h3_slice(both, 1, FFN, FFN)));
-    report_op("silu_mul", S, best, 0, 6.0 * s * FFN);
+    d->reader = NULL;
+    report_op("silu_mul", S, best, 0, (4 + to) * s * FFN);
+    free_weight(&by_c);
+    free_weight(&by_f);
     h3_dev_free(d, &both);
     h3_dev_free(d, &f);
     h3_dev_free(d, &mod);
@@ -260,10 +300,23 @@ static void share_packed(h3_dit *m)
     }
 }
 
-/* What the libraries take for the products and the attention of a step when nothing else runs
- * between them: as long a run as the step itself, so that both have the same clocks. */
-static double library_step(const h3_dit *m, int64_t S)
+/* Under fp8: lets x wait in e4m3 for a product with w, once more. */
+static void wait_again(h3_tensor x, const h3_weight *w)
 {
+    for (int i = 0; i < 3; i++) {
+        h3_rows8 *r = &d->backend->rows8[i];
+        if (r->data != x.data) continue;
+        r->left = r->rows;
+        r->reader = w;
+    }
+}
+
+/* What the libraries take for the products and the attention of a step when nothing else runs
+ * between them: as long a run as the step itself, so that both have the same clocks. Under fp8 the
+ * products' rows are there in e4m3, q and k too. */
+static double library_step(const h3_dit *m, const h3_dit_state *state)
+{
+    const int64_t S = state->n_rows;
     const h3_dit_block *b = &m->block[0];
     const int32_t cu[2] = {0, (int32_t)S};
     h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
@@ -276,14 +329,27 @@ static double library_step(const h3_dit *m, int64_t S)
     const h3_ops *op = d->ops;
     double best = 1e30;
 
+    d->reader = &b->qkv;
+    MUST(op->rms_norm_mod(d, x, x, b->norm1, 1e-5f, h3_at(state->mod, 0), 0, 1, state->row));
+    d->reader = &b->fc2;
+    MUST(op->silu_mul(d, f, h3_slice(both, 1, 0, FFN), h3_slice(both, 1, FFN, FFN)));
+    d->reader = &h3_reader_attention;
+    MUST(op->qk_norm_rope(d, p.q, p.k, b->q_norm, b->k_norm, 1e-5f, false, state->cos, state->sin));
+    d->reader = NULL;
     for (int i = 0; i < o.repeat; i++) {
         MUST(h3_dev_sync(d));
         const double t0 = now();
         for (int k = 0; k < o.layers; k++) {
+            wait_again(x, &b->qkv);
             MUST(op->gemm(d, qkv, x, &b->qkv, H3_ACT_NONE));
+            if (d->backend->heads8.op) d->backend->heads8.op = d->backend->op;
+            d->reader = &b->out;
             MUST(op->attention(d, heads, p.q, p.k, p.v, 0.08838835f, cu, 1, false));
+            d->reader = NULL;
             MUST(op->gemm(d, h, a, &b->out, H3_ACT_NONE));
+            wait_again(x, &b->fc1);
             MUST(op->gemm(d, both, x, &b->fc1, H3_ACT_NONE));
+            wait_again(f, &b->fc2);
             MUST(op->gemm(d, h, f, &b->fc2, H3_ACT_NONE));
         }
         MUST(h3_dev_sync(d));
@@ -318,8 +384,10 @@ static h3_dit_state *make_state(const h3_dit *m, int64_t S)
     s->text_idx = indices(N_TEXT, 0, 0);
     s->audio_idx = indices(n_audio, N_TEXT, 0);
     s->video_idx = indices(n_video, N_TEXT + n_audio, 0);
-    s->mod_row = h3_view_2d(indices(S, 0, 12), 1, S);
-    s->time_row = h3_view_2d(indices(S, 0, 4), 1, S);
+    s->mod_row = modulation_rows(S, n_audio, 1);
+    s->time_row = modulation_rows(S, n_audio, 3);
+    s->row = indices(S, 0, 1);
+    s->time = indices(S, 0, 1);
     s->cu = calloc(2, sizeof *s->cu);
     s->cu[1] = (int32_t)S;
     s->n_documents = 1;
@@ -336,6 +404,111 @@ static size_t dit_scratch(int64_t S)
     return (size_t)(2 * S * (2 * C + 4 * INNER) + 2 * band * 3 * FFN + 4 * S * C) + (64u << 20);
 }
 
+/* The same step with what is fused taken apart, to see what fusing gives on the same clocks. */
+static h3_ops whole_ops;
+
+static h3_status apart_gate(h3_dev *dev, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor mod,
+                            int i_gate, h3_tensor g, float eps, h3_tensor next, int i_shift,
+                            int i_scale, h3_tensor row)
+{
+    MUST(whole_ops.gate_add(dev, x, h, mod, i_gate, row));
+    return whole_ops.rms_norm_mod(dev, y, x, g, eps, next, i_shift, i_scale, row);
+}
+
+static h3_status apart_qk(h3_dev *dev, h3_tensor q, h3_tensor k, h3_tensor gq, h3_tensor gk,
+                          float eps, bool round_first, h3_tensor cos, h3_tensor sin)
+{
+    MUST(whole_ops.head_norm_rope(dev, q, gq, eps, round_first, cos, sin));
+    return whole_ops.head_norm_rope(dev, k, gk, eps, round_first, cos, sin);
+}
+
+typedef enum variant { RECORDED, DIRECT, APART, N_VARIANTS } variant;
+
+typedef struct step {
+    h3_dit *m;
+    h3_dit_state *s;
+    h3_tensor v, v2, a, a2;
+} step;
+
+static double run_step(const step *k, variant how)
+{
+    h3_status (*const record)(h3_dev *) = d->record;
+
+    whole_ops = d->impl;
+    if (how != RECORDED) d->record = NULL;
+    if (how == APART) d->impl.gate_add_norm = apart_gate;
+    if (how == APART) d->impl.qk_norm_rope = apart_qk;
+    const double t0 = now();
+    MUST(h3_dit_forward(d, k->m, k->s, 0, k->v2, k->a2, k->v, k->a));
+    const double enqueued = now() - t0;
+    MUST(h3_dev_sync(d));
+    const double t = now() - t0;
+    d->record = record;
+    d->impl = whole_ops;
+    return enqueued < t ? t : enqueued;
+}
+
+static void report_calls(const step *k, double first)
+{
+    const uint64_t before = d->backend->counts[H3_CUDA_N_LAUNCHES];
+    uint64_t calls = 0;
+    double flop = 0, t0;
+
+    h3_dev_counters_reset(d);
+    t0 = now();
+    MUST(h3_dit_forward(d, k->m, k->s, 0, k->v2, k->a2, k->v, k->a));
+    const double enqueued = now() - t0;
+    MUST(h3_dev_sync(d));
+    for (int i = 0; i < H3_OP_COUNT; i++) {
+        calls += d->stat[i].calls;
+        flop += d->stat[i].flops;
+    }
+    printf("{\"what\": \"dit_calls\", \"rows\": %lld, \"operations\": %llu, \"own_kernels\": %llu, "
+           "\"launches\": %llu, \"not_recorded\": \"%s\", \"tflop\": %.2f, \"enqueue_s\": %.4f, "
+           "\"first_layer_s\": %.2f}\n",
+           (long long)k->s->n_rows, (unsigned long long)calls,
+           (unsigned long long)(d->backend->counts[H3_CUDA_N_LAUNCHES] - before),
+           (unsigned long long)d->backend->counts[H3_CUDA_N_NODES],
+           d->unrecorded ? d->unrecorded : "", flop * 1e-12, enqueued, first);
+}
+
+/* Velocities of the way the last step went, as the host sees them. */
+static float *velocities(const step *k)
+{
+    float *p = malloc((size_t)h3_numel(k->v2) * sizeof *p);
+
+    MUST(h3_dev_download(d, p, k->v2));
+    return p;
+}
+
+/* Root of the mean square of the difference, relative to that of `want`. */
+static double distance(const float *want, const float *got, int64_t n)
+{
+    double e = 0, w = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        e += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        w += (double)want[i] * (double)want[i];
+    }
+    return sqrt(e / w);
+}
+
+/* Under fp8: the same step in bf16 on the same inputs. */
+static void report_error(const step *k, const float *got)
+{
+    const h3_cuda_math math = d->backend->math;
+    const int64_t n = h3_numel(k->v2);
+
+    d->backend->math = H3_CUDA_AUTO;
+    (void)run_step(k, DIRECT);
+    float *want = velocities(k);
+    d->backend->math = math;
+    printf("{\"what\": \"dit_error\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %lld, "
+           "\"rms_relative_to_bf16\": %.5f}\n",
+           o.math, (long long)k->s->n_rows, (long long)k->m->dims.n_layers, distance(want, got, n));
+    free(want);
+}
+
 static void bench_dit(h3_dit *m, int64_t S)
 {
     h3_dit_state *s = make_state(m, S);
@@ -343,45 +516,36 @@ static void bench_dit(h3_dit *m, int64_t S)
               v2 = random_tensor(H3_F32, 1, NE(s->n_video, 96));
     h3_tensor a = random_tensor(H3_F32, 1, NE(s->n_audio, 32)),
               a2 = random_tensor(H3_F32, 1, NE(s->n_audio, 32));
+    static const char *const names[] = {"recorded", "call by call", "not fused"};
     const int layers = (int)m->dims.n_layers;
-    double first = 0, best = 1e30, t0;
-    uint64_t before;
+    const step k = {m, s, v, v2, a, a2};
+    double t[N_VARIANTS] = {1e30, 1e30, 1e30};
+    float *seen[N_VARIANTS] = {NULL};
 
     h3_dev_scratch_drop(d);
     MUST(h3_dev_scratch(d, dit_scratch(S)));
     /* One layer first: algorithms, plans and quantised weights are found once. */
     m->dims.n_layers = 1;
-    t0 = now();
-    MUST(h3_dit_forward(d, m, s, 0, v2, a2, v, a));
-    MUST(h3_dev_sync(d));
-    first = now() - t0;
+    const double first = run_step(&k, DIRECT);
     m->dims.n_layers = layers;
     share_packed(m);
-    before = d->backend->counts[H3_CUDA_N_LAUNCHES];
-    for (int i = 0; i < o.repeat; i++) {
-        h3_dev_counters_reset(d);
-        t0 = now();
-        MUST(h3_dit_forward(d, m, s, 0, v2, a2, v, a));
-        const double enqueued = now() - t0;
-        MUST(h3_dev_sync(d));
-        const double t = now() - t0;
-        best = t < best ? t : best;
-        if (i == 0) {
-            uint64_t calls = 0;
-            double flop = 0;
-            for (int k = 0; k < H3_OP_COUNT; k++) {
-                calls += d->stat[k].calls;
-                flop += d->stat[k].flops;
-            }
-            printf("{\"what\": \"dit_calls\", \"rows\": %lld, \"operations\": %llu, "
-                   "\"own_kernels\": %llu, \"tflop\": %.2f, \"enqueue_s\": %.4f, "
-                   "\"first_layer_s\": %.2f}\n",
-                   (long long)S, (unsigned long long)calls,
-                   (unsigned long long)(d->backend->counts[H3_CUDA_N_LAUNCHES] - before),
-                   flop * 1e-12, enqueued, first);
+    for (int i = 0; i < o.repeat; i++)
+        for (int how = RECORDED; how < (has("ab") ? N_VARIANTS : DIRECT + 1); how++) {
+            const double once = run_step(&k, (variant)how);
+            t[how] = once < t[how] ? once : t[how];
+            if (!seen[how]) seen[how] = velocities(&k);
         }
-    }
-    const double limit = library_step(m, S);
+    report_calls(&k, first);
+    for (int how = RECORDED; how < N_VARIANTS; how++)
+        if (seen[how])
+            printf(
+                "{\"what\": \"dit_variant\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, "
+                "\"s\": %.4f, \"same_bits\": %s}\n",
+                names[how], o.math, (long long)S, t[how],
+                memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(v2) * 4) ? "false" : "true");
+    if (d->backend->math == H3_CUDA_FP8) report_error(&k, seen[DIRECT]);
+    const double best = t[RECORDED];
+    const double limit = library_step(m, s);
     printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, "
            "\"s\": %.4f, \"s_50_layers\": %.4f, \"library_s_50_layers\": %.4f, "
            "\"share_of_library\": %.3f, \"peak_gib\": %.2f}\n",
@@ -398,10 +562,15 @@ static void bench_dit(h3_dit *m, int64_t S)
                               &s->video_idx,
                               &s->mod_row,
                               &s->time_row,
+                              &s->row,
+                              &s->time,
                               &v,
                               &v2,
                               &a,
                               &a2};
+    for (int i = 0; i < N_VARIANTS; i++)
+        free(seen[i]);
+    if (s->replay.it) d->forget(d, s->replay.it);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         h3_dev_free(d, all[i]);
     free(s->cu);
@@ -708,15 +877,6 @@ static int numbers(int64_t *out, const char *s)
     for (char *end; n < 8 && *s; s = *end ? end + 1 : end)
         out[n++] = strtoll(s, &end, 10);
     return n;
-}
-
-static bool has(const char *word)
-{
-    const char *p = o.what;
-    const size_t n = strlen(word);
-    for (; (p = strstr(p, word)); p += n)
-        if ((p == o.what || p[-1] == ',') && (p[n] == 0 || p[n] == ',')) return true;
-    return false;
 }
 
 int main(int argc, char **argv)

@@ -220,6 +220,8 @@ static h3_dit_state *make_state(const h3_dit *m, int64_t S)
                         .video_idx = indices(n_video, N_TEXT + N_AUDIO, 0),
                         .mod_row = h3_view_2d(indices(S, 0, 12), 1, S),
                         .time_row = h3_view_2d(indices(S, 0, 4), 1, S),
+                        .row = indices(S, 0, 1),
+                        .time = indices(S, 0, 1),
                         .own = {.n = S},
                         .own_text = {.n = N_TEXT},
                         .own_audio = {.n = N_AUDIO},

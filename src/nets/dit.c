@@ -16,6 +16,7 @@
 #include "dit.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "attention.h"
 
@@ -47,6 +48,26 @@ static h3_status product(h3_dev *d, int64_t whole, h3_tensor y, h3_tensor x, con
     return st;
 }
 
+/* What is written next is for `reader` alone (see h3_dev.reader), unless somebody looks on. */
+static void only_for(const stack *k, const h3_weight *reader)
+{
+    k->d->reader = k->d->tap ? NULL : reader;
+    k->d->whole_rows = k->whole;
+}
+
+static h3_status for_all(const stack *k, h3_status st)
+{
+    k->d->reader = NULL;
+    k->d->whole_rows = 0;
+    return st;
+}
+
+/* Attention sees just the rows at hand, and nothing is sent. */
+static bool is_alone(const stack *k)
+{
+    return h3_comm_size(k->ranks) == 1 && k->n_documents == 1;
+}
+
 /* Rows of cos or sin; both may be absent. */
 static h3_tensor angles(h3_tensor table, int64_t first, int64_t n)
 {
@@ -68,8 +89,9 @@ static h3_status make_heads(const stack *k, const h3_dit_block *b, h3_relay *z, 
         const h3_qkv p = h3_attention_split(rows, g->n_heads, g->head_dim, b->qkv.interleaved);
         const h3_tensor cos = angles(k->cos, at, n), sin = angles(k->sin, at, n);
         H3_TRY(product(d, k->whole, rows, h3_slice(h, 0, at, n), &b->qkv));
-        H3_TRY(d->ops->head_norm_rope(d, p.q, b->q_norm, eps, false, cos, sin));
-        H3_TRY(d->ops->head_norm_rope(d, p.k, b->k_norm, eps, false, cos, sin));
+        only_for(k, is_alone(k) ? &h3_reader_attention : NULL);
+        H3_TRY(for_all(
+            k, d->ops->qk_norm_rope(d, p.q, p.k, b->q_norm, b->k_norm, eps, false, cos, sin)));
         H3_TRY(h3_relay_send(z, i));
     }
     return H3_OK;
@@ -93,7 +115,8 @@ static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor o, h3_t
     h3_tap(d, p.q, "%s.%d.q", k->name, k->index);
     h3_tap(d, p.k, "%s.%d.k", k->name, k->index);
     h3_tap(d, p.v, "%s.%d.v", k->name, k->index);
-    H3_TRY(h3_relay_attend(&z, o, k->cu, k->n_documents));
+    only_for(k, is_alone(k) ? &b->out : NULL);
+    H3_TRY(for_all(k, h3_relay_attend(&z, o, k->cu, k->n_documents)));
     h3_tap(d, h3_view_3d(o, S, g->n_heads, g->head_dim), "%s.%d.attn", k->name, k->index);
     return H3_OK;
 }
@@ -136,7 +159,8 @@ static h3_status mlp(const stack *k, const h3_dit_block *b, h3_tensor h)
         const h3_tensor band = h3_slice(h, 0, s, n), uv = h3_slice(both, 0, 0, n);
         const h3_tensor a = h3_slice(act, 0, 0, n);
         H3_TRY(product(d, k->whole, uv, band, &b->fc1));
-        H3_TRY(op->silu_mul(d, a, h3_slice(uv, 1, 0, F), h3_slice(uv, 1, F, F)));
+        only_for(k, &b->fc2);
+        H3_TRY(for_all(k, op->silu_mul(d, a, h3_slice(uv, 1, 0, F), h3_slice(uv, 1, F, F))));
         H3_TRY(product(d, k->whole, band, a, &b->fc2));
     }
     h3_tap(d, h, "%s.%d.mlp_out", k->name, k->index);
@@ -144,27 +168,40 @@ static h3_status mlp(const stack *k, const h3_dit_block *b, h3_tensor h)
     return H3_OK;
 }
 
-/* x += gate * attn(modulate(norm(x))), then x += gate * mlp(modulate(norm(x))). row [S] picks the
- * modulation of each row from mod [3 U, 6, C]. */
-static h3_status block_forward(const stack *k, const h3_dit_block *b, h3_tensor x, h3_tensor mod,
-                               h3_tensor row)
+/* h = modulate(norm(x)) for the attention of block `b`, with mod [3 U, 6, C]; row [S] picks the
+ * modulation of each row. */
+static h3_status enter(const stack *k, const h3_dit_block *b, h3_tensor h, h3_tensor x,
+                       h3_tensor mod, h3_tensor row)
+{
+    only_for(k, &b->qkv);
+    return for_all(k, k->d->ops->rms_norm_mod(k->d, h, x, b->norm1, k->m->norm_eps, mod, SHIFT_ATTN,
+                                              SCALE_ATTN, row));
+}
+
+/* x += gate * attn(h), h = modulate(norm(x)), x += gate * mlp(h), and h as the next block wants it
+ * (`next` with its own modulation; NULL: there is none). */
+static h3_status block_forward(const stack *k, const h3_dit_block *b, h3_tensor x, h3_tensor h,
+                               h3_tensor mod, h3_tensor row, const h3_dit_block *next,
+                               h3_tensor next_mod)
 {
     h3_dev *d = k->d;
     const h3_ops *op = d->ops;
     const float eps = k->m->norm_eps;
-    const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor h = h3_scratch_2d(d, (h3_dtype)x.dtype, x.ne[0], x.ne[1]);
 
-    H3_TRY(h3_scratch_check(d, "DiT block"));
-    H3_TRY(op->rms_norm_mod(d, h, x, b->norm1, eps, mod, SHIFT_ATTN, SCALE_ATTN, row));
     H3_TRY(attend_and_project(k, b, h));
-    H3_TRY(op->gate_add(d, x, h, mod, GATE_ATTN, row));
+    only_for(k, &b->fc1);
+    H3_TRY(for_all(k, op->gate_add_norm(d, h, x, h, mod, GATE_ATTN, b->norm2, eps, mod, SHIFT_MLP,
+                                        SCALE_MLP, row)));
     h3_tap(d, x, "%s.%d.mid", k->name, k->index);
-    H3_TRY(op->rms_norm_mod(d, h, x, b->norm2, eps, mod, SHIFT_MLP, SCALE_MLP, row));
     H3_TRY(mlp(k, b, h));
-    H3_TRY(op->gate_add(d, x, h, mod, GATE_MLP, row));
+    if (next) {
+        only_for(k, &next->qkv);
+        H3_TRY(for_all(k, op->gate_add_norm(d, h, x, h, mod, GATE_MLP, next->norm1, eps, next_mod,
+                                            SHIFT_ATTN, SCALE_ATTN, row)));
+    } else {
+        H3_TRY(op->gate_add(d, x, h, mod, GATE_MLP, row));
+    }
     h3_tap(d, x, "%s.%d.out", k->name, k->index);
-    h3_arena_release(&d->scratch, mark);
     return H3_OK;
 }
 
@@ -256,11 +293,11 @@ static h3_status head(h3_dev *d, h3_tensor v, h3_tensor h, const h3_dit_share *o
     return H3_OK;
 }
 
-static h3_status final_layer(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t step,
-                             h3_tensor v_video, h3_tensor v_audio, h3_tensor x)
+static h3_status final_layer(h3_dev *d, const h3_dit *m, const h3_dit_state *s, h3_tensor v_video,
+                             h3_tensor v_audio, h3_tensor x)
 {
     H3_TRY(d->ops->rms_norm_mod(d, x, x, m->edge.final_norm, m->final_norm_eps, s->final_mod,
-                                SHIFT_FINAL, SCALE_FINAL, h3_at(s->time_row, step)));
+                                SHIFT_FINAL, SCALE_FINAL, s->time));
     h3_tap(d, x, "final_layer.modulated");
     H3_TRY(head(d, v_video, x, &s->own_video, &m->edge.video_out, s->video_idx, "out.video"));
     return head(d, v_audio, x, &s->own_audio, &m->edge.audio_out, s->audio_idx, "out.audio");
@@ -276,8 +313,8 @@ static void release(const h3_dit_state *s, int group)
     if (s->store) h3_store_release(s->store, group);
 }
 
-static h3_status run(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t step,
-                     h3_tensor v_video, h3_tensor v_audio, h3_tensor video, h3_tensor audio)
+static h3_status run(h3_dev *d, const h3_dit *m, const h3_dit_state *s, h3_tensor v_video,
+                     h3_tensor v_audio, h3_tensor video, h3_tensor audio)
 {
     stack k = {.d = d,
                .m = m,
@@ -288,38 +325,99 @@ static h3_status run(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t 
                .n_documents = s->n_documents,
                .ranks = d->comm,
                .whole = s->n_rows};
-    const h3_tensor row = h3_at(s->mod_row, step);
-    const int heads = (int)m->dims.n_layers + 1;
+    const h3_tensor row = s->row;
+    const int L = (int)m->dims.n_layers, heads = L + 1;
     h3_tensor x = h3_scratch_2d(d, (h3_dtype)s->act, s->own.n, m->dims.hidden);
+    h3_tensor h = h3_scratch_2d(d, (h3_dtype)s->act, s->own.n, m->dims.hidden);
     h3_status st;
 
     H3_TRY(h3_scratch_check(d, "packed sequence"));
     H3_TRY(acquire(s, 0));
     st = pack(d, m, s, x, video, audio);
     release(s, 0);
-    for (; st == H3_OK && k.index < (int)m->dims.n_layers; k.index++) {
+    if (st == H3_OK && L > 0) st = enter(&k, &m->block[0], h, x, h3_at(s->mod, 0), row);
+    for (; st == H3_OK && k.index < L; k.index++) {
+        const int n = k.index + 1 < L ? k.index + 1 : k.index;
         H3_TRY(h3_dev_check(d));
         H3_TRY(acquire(s, 1 + k.index));
-        st = block_forward(&k, &m->block[k.index], x, h3_at(s->mod, k.index), row);
+        st = block_forward(&k, &m->block[k.index], x, h, h3_at(s->mod, k.index), row,
+                           n > k.index ? &m->block[n] : NULL, h3_at(s->mod, n));
         release(s, 1 + k.index);
     }
     if (st != H3_OK) return st;
     H3_TRY(acquire(s, heads));
-    st = final_layer(d, m, s, step, v_video, v_audio, x);
+    st = final_layer(d, m, s, v_video, v_audio, x);
     release(s, heads);
     return st;
 }
 
-h3_status h3_dit_forward(h3_dev *d, const h3_dit *m, const h3_dit_state *s, int64_t step,
+/* ---- a step as one call ---- */
+
+/* Why this forward goes call by call; NULL: it may be recorded. */
+static const char *why_direct(const h3_dev *d, const h3_dit_state *s)
+{
+    if (!d->record) return "the device does not record";
+    if (d->tap || d->is_timing) return "somebody looks on";
+    if (h3_comm_size(d->comm) > 1) return "rows are shared among ranks";
+    if (s->n_documents > 1) return "more than one document";
+    if (s->store && !h3_store_is_resident(s->store)) return "weights are streamed or on their way";
+    if (s->replay.n_direct == 0) return "the first with these buffers";
+    if (s->replay.n_lost > 3) return "its memory does not stay, or the device cannot keep it";
+    return NULL;
+}
+
+/* A recording holds addresses: it is of use for the same buffers only. */
+static void keep_place(h3_dev *d, h3_dit_state *s, const void *const buffers[5])
+{
+    if (memcmp(s->replay.buffers, buffers, sizeof s->replay.buffers) == 0) return;
+    memcpy(s->replay.buffers, buffers, sizeof s->replay.buffers);
+    if (s->replay.it) d->forget(d, s->replay.it);
+    s->replay.it = NULL;
+    s->replay.n_direct = s->replay.n_lost = 0;
+}
+
+static h3_status replay(h3_dev *d, h3_dit_state *s, bool *done)
+{
+    H3_TRY(d->replay(d, s->replay.it, done));
+    if (*done) return H3_OK;
+    d->forget(d, s->replay.it);
+    s->replay.it = NULL;
+    s->replay.n_lost++;
+    return H3_OK;
+}
+
+h3_status h3_dit_forward(h3_dev *d, const h3_dit *m, h3_dit_state *s, int64_t step,
                          h3_tensor v_video, h3_tensor v_audio, h3_tensor video, h3_tensor audio)
 {
     const size_t mark = h3_arena_mark(&d->scratch);
+    const void *const buffers[5] = {v_video.data, v_audio.data, video.data, audio.data,
+                                    d->scratch.base ? d->scratch.base + mark : NULL};
+    bool done = false;
     h3_status st;
 
     assert(step >= 0 && step < s->n_steps);
     assert(video.ne[0] == s->n_video && video.ne[1] == m->dims.video_cols);
     assert(audio.ne[0] == s->n_audio && audio.ne[1] == m->dims.audio_cols);
-    st = run(d, m, s, step, v_video, v_audio, video, audio);
+    H3_TRY(d->ops->copy(d, s->row, h3_at(s->mod_row, step)));
+    H3_TRY(d->ops->copy(d, s->time, h3_at(s->time_row, step)));
+    keep_place(d, s, buffers);
+    d->unrecorded = why_direct(d, s);
+    H3_TRY(h3_dev_check(d));
+    if (!d->unrecorded && s->replay.it) H3_TRY(replay(d, s, &done));
+    if (!d->unrecorded && !done) {
+        st = d->record(d);
+        if (st == H3_OK) {
+            st = run(d, m, s, v_video, v_audio, video, audio);
+            h3_arena_release(&d->scratch, mark);
+            d->recorded(d, &s->replay.it);
+        }
+        if (st == H3_OK && s->replay.it) H3_TRY(replay(d, s, &done));
+        if (!done) s->replay.n_lost = 4; // not again
+        if (!done) d->unrecorded = why_direct(d, s);
+    }
+    if (done) return H3_OK;
+    st = run(d, m, s, v_video, v_audio, video, audio);
     h3_arena_release(&d->scratch, mark);
+    if (st == H3_OK) s->replay.n_direct++;
     return st;
 }

@@ -147,7 +147,13 @@ typedef struct h3_dit_state {
     h3_tensor mod_row, time_row;              ///< [n_steps, own] i32; time_row = mod_row / 3
     int32_t *cu;                              ///< [n_documents + 1] host
     int n_documents;
-    bool is_mod_kept; ///< mod and final_mod are the model's
+    bool is_mod_kept;    ///< mod and final_mod are the model's
+    h3_tensor row, time; ///< [own] i32: those of the step at hand, always in the same place
+    struct {             ///< a forward as one call, from the second one with the same buffers on
+        h3_recording *it;
+        const void *buffers[5];
+        int n_direct, n_lost;
+    } replay;
 } h3_dit_state;
 
 /**
@@ -171,9 +177,9 @@ void h3_dit_release(h3_dit_state **s);
  * Enqueued on the device; H3_E_NOMEM when the scratch arena is too small, H3_E_CANCELLED between
  * blocks.
  */
-H3_NODISCARD h3_status h3_dit_forward(h3_dev *d, const h3_dit *m, const h3_dit_state *s,
-                                      int64_t step, h3_tensor v_video, h3_tensor v_audio,
-                                      h3_tensor video, h3_tensor audio);
+H3_NODISCARD h3_status h3_dit_forward(h3_dev *d, const h3_dit *m, h3_dit_state *s, int64_t step,
+                                      h3_tensor v_video, h3_tensor v_audio, h3_tensor video,
+                                      h3_tensor audio);
 
 /** Scratch that h3_dit_prepare and h3_dit_forward need for `r` (its pointers are not read, only its
  *  counts), and what h3_dit_prepare keeps on the device. Found by a dry run of the same code. */

@@ -163,7 +163,7 @@ typedef struct slot {
     int64_t ne[4];
 } slot;
 
-enum { N_SLOTS = 10 };
+enum { N_SLOTS = 12 };
 
 static void list_slots(slot out[N_SLOTS], h3_dit_state *s, const h3_dit *m)
 {
@@ -181,6 +181,8 @@ static void list_slots(slot out[N_SLOTS], h3_dit_state *s, const h3_dit *m)
         {&s->text_idx, H3_I32, 1, {s->own_text.n}},
         {&s->mod_row, H3_I32, 2, {s->n_steps, S}},
         {&s->time_row, H3_I32, 2, {s->n_steps, S}},
+        {&s->row, H3_I32, 1, {S}},
+        {&s->time, H3_I32, 1, {S}},
     };
     memcpy(out, all, sizeof all);
 }
@@ -405,6 +407,9 @@ void h3_dit_release(h3_dit_state **ps)
     h3_dev_free(s->dev, &s->text_idx);
     h3_dev_free(s->dev, &s->mod_row);
     h3_dev_free(s->dev, &s->time_row);
+    h3_dev_free(s->dev, &s->row);
+    h3_dev_free(s->dev, &s->time);
+    if (s->replay.it) s->dev->forget(s->dev, s->replay.it);
     free(s->own_video.at);
     free(s->own_audio.at);
     free(s->own_text.at);

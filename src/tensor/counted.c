@@ -133,6 +133,22 @@ static h3_status counted_head_norm_rope(h3_dev *d, h3_tensor x, h3_tensor g, flo
                d->impl.head_norm_rope(d, x, g, eps, round_first, cos, sin));
 }
 
+static h3_status counted_qk_norm_rope(h3_dev *d, h3_tensor q, h3_tensor k, h3_tensor gq,
+                                      h3_tensor gk, float eps, bool round_first, h3_tensor cos,
+                                      h3_tensor sin)
+{
+    h3_op_cost c = REST(qk_norm_rope, q, q);
+    const h3_op_cost of_k = REST(qk_norm_rope, k, k);
+
+    assert(lives_on(d, q) && lives_on(d, k) && lives_on(d, cos) && lives_on(d, sin));
+    if (is_empty(q)) return H3_OK;
+    c.flops += of_k.flops;
+    c.bytes += of_k.bytes;
+    const double t0 = begin(d, H3_OP_qk_norm_rope, c);
+    return end(d, H3_OP_qk_norm_rope, t0,
+               d->impl.qk_norm_rope(d, q, k, gq, gk, eps, round_first, cos, sin));
+}
+
 static h3_status counted_attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_tensor v,
                                    float scale, const int32_t *cu, int n_segments, bool causal)
 {
@@ -153,12 +169,37 @@ static h3_status counted_gate_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor
     return end(d, H3_OP_gate_add, t0, d->impl.gate_add(d, x, h, mod, i_gate, row));
 }
 
+static h3_status counted_gate_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h,
+                                       h3_tensor mod, int i_gate, h3_tensor g, float eps,
+                                       h3_tensor next, int i_shift, int i_scale, h3_tensor row)
+{
+    const h3_tensor in[] = {x, x, h}; // x is read and written
+
+    assert(lives_on(d, y) && lives_on(d, x) && lives_on(d, h) && lives_on(d, mod) &&
+           lives_on(d, next) && lives_on(d, row));
+    if (is_empty(x)) return H3_OK;
+    const double t0 = begin(d, H3_OP_gate_add_norm, h3_cost_rest(H3_OP_gate_add_norm, y, 3, in));
+    return end(d, H3_OP_gate_add_norm, t0,
+               d->impl.gate_add_norm(d, y, x, h, mod, i_gate, g, eps, next, i_shift, i_scale, row));
+}
+
 static h3_status counted_scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g)
 {
     assert(lives_on(d, x) && lives_on(d, h) && lives_on(d, g));
     if (is_empty(x)) return H3_OK;
     const double t0 = begin(d, H3_OP_scale_add, REST(scale_add, x, h));
     return end(d, H3_OP_scale_add, t0, d->impl.scale_add(d, x, h, g));
+}
+
+static h3_status counted_scale_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h,
+                                        h3_tensor s, h3_tensor g, float eps)
+{
+    const h3_tensor in[] = {x, x, h}; // x is read and written
+
+    assert(lives_on(d, y) && lives_on(d, x) && lives_on(d, h) && lives_on(d, s) && lives_on(d, g));
+    if (is_empty(x)) return H3_OK;
+    const double t0 = begin(d, H3_OP_scale_add_norm, h3_cost_rest(H3_OP_scale_add_norm, y, 3, in));
+    return end(d, H3_OP_scale_add_norm, t0, d->impl.scale_add_norm(d, y, x, h, s, g, eps));
 }
 
 static h3_status counted_flow_step(h3_dev *d, h3_tensor x, h3_tensor v, float sigma, float ratio)

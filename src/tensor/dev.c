@@ -13,6 +13,8 @@
 #include "counted.h"
 #include "size.h"
 
+const h3_weight h3_reader_attention = {.name = "attention"};
+
 /* A backend starts from the reference table; entries it left alone are remembered as such. */
 static void note_reference_entries(h3_dev *d)
 {

@@ -21,7 +21,8 @@ typedef struct h3_op_stat {
     uint64_t ref_calls;  ///< how many of the calls ran the reference definition on a fast device
 } h3_op_stat;
 
-typedef struct h3_backend h3_backend; ///< what a backend keeps for itself
+typedef struct h3_backend h3_backend;     ///< what a backend keeps for itself
+typedef struct h3_recording h3_recording; ///< operations that a device runs again as one
 struct h3_comm;                       ///< ranks (comm.h)
 
 /** Queues of a device with memory of its own. Within one, work runs in the order of the calls. */
@@ -44,6 +45,7 @@ struct h3_dev {
     uint8_t mem;       ///< h3_mem of its tensors
     bool is_plan, is_timing;
     int n_threads;
+    int n_units; ///< pieces of 128 x 256 results of a product that are worked on at once; 0: any
     h3_arena scratch; ///< activations; empty until h3_dev_scratch
     /** Bytes of weights that may stay resident where the device computes (its own memory, or mapped
      *  pages of a host device); the store streams the rest. 0: no limit. Read when a store is made.
@@ -65,6 +67,10 @@ struct h3_dev {
     /** Rows of a product over all ranks and bands, 0: those of x. A backend that picks its way by
      *  the number of rows picks by this one, so that sums do not depend on how rows are split. */
     int64_t whole_rows;
+    /** The caller's word that what the next operation writes is read by nothing but the product
+     * with this weight (or, h3_reader_attention, by the attention that follows), row by row and
+     * once: a backend that reads another form there may leave only that. NULL: anyone may read. */
+    const h3_weight *reader;
     /* Filled by the backend; NULL entries mean host memory and immediate execution. */
     h3_status (*alloc)(h3_dev *d, void **out, size_t bytes);
     void (*dealloc)(h3_dev *d, void *p);
@@ -80,21 +86,39 @@ struct h3_dev {
     /** Enqueues a copy on H3_QUEUE_COPY; `src` is pinned, and left alone until a later mark of that
      *  queue was reached. */
     h3_status (*copy_in)(h3_dev *d, void *dst, const void *src, size_t bytes);
+    /** Enqueues a copy to pinned memory on H3_QUEUE_COMPUTE; it is there when a later mark is. */
+    h3_status (*copy_out)(h3_dev *d, void *dst, const void *src, size_t bytes);
     /** Sets mark `i` behind all that is on `q` now. */
     h3_status (*mark)(h3_dev *d, h3_queue q, int i);
     /** `q` goes on when mark `i`, as it was last set, is reached; at once if it never was. */
     h3_status (*await)(h3_dev *d, h3_queue q, int i);
-    uint64_t marks_taken; ///< by stores, a bit each
+    uint64_t marks_taken; ///< by stores and decoders, a bit each
     /* All stores of this device, kept by store.c, and what the caller calls those made from now on.
      */
     struct h3_store *stores;
     int store_tag;
     size_t peak; ///< most bytes of a GPU's memory that were taken at once; may be set back; 0: host
+    /* Recording: operations between `record` and `recorded` are not run but kept, with their very
+     * addresses; all of these or none. Anything but operations that ran once before may fail. */
+    h3_status (*record)(h3_dev *d);
+    /** Ends it. *out is NULL when the device could not keep what it saw; then nothing was lost. */
+    void (*recorded)(h3_dev *d, h3_recording **out);
+    /** Runs it, counters included. *done is false, and nothing was run, when memory that it knows
+     *  was given back since. */
+    h3_status (*replay)(h3_dev *d, h3_recording *r, bool *done);
+    void (*forget)(h3_dev *d, h3_recording *r);
+    const char *unrecorded; ///< why the last forward went call by call; NULL: it did not. For reports
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
     /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */
     size_t (*work_bytes)(const h3_dev *d, int64_t rows, int64_t cols);
+    /** Way `i` of doing things that this backend counts: its name, and how often it was taken; NULL
+     * behind the last one. May be NULL itself. */
+    const char *(*way)(const h3_dev *d, int i, uint64_t *n);
 };
+
+/** Stands for attention in h3_dev.reader. */
+extern const h3_weight h3_reader_attention;
 
 typedef struct h3_dev_opts {
     int n_threads;                ///< 0: all cores this process may use

@@ -46,9 +46,9 @@ typedef struct h3_conv {
     /* Norms */                                                                                    \
     X(rms_norm) X(layer_norm) X(rms_norm_mod) X(group_norm)                                        \
     /* Attention */                                                                                \
-    X(head_norm_rope) X(attention)                                                                 \
+    X(head_norm_rope) X(qk_norm_rope) X(attention)                                                                 \
     /* Elementwise and rows */                                                                     \
-    X(gate_add) X(scale_add) X(add) X(silu_mul) X(act) X(copy) X(gather_rows) X(scatter_rows)      \
+    X(gate_add) X(gate_add_norm) X(scale_add) X(scale_add_norm) X(add) X(silu_mul) X(act) X(copy) X(gather_rows) X(scatter_rows)      \
     X(scatter_add_rows) X(axpby) X(affine_rows) X(clamp)                                           \
     /* Convolutions and audio */                                                                   \
     X(conv) X(conv_transpose1d) X(snake) X(snake_aa) X(transpose) X(mean_groups)                   \
@@ -113,6 +113,11 @@ typedef struct h3_ops {
     h3_status (*head_norm_rope)(h3_dev *d, h3_tensor x, h3_tensor g, float eps, bool round_first,
                                 h3_tensor cos, h3_tensor sin);
 
+    /** head_norm_rope of q [S, H, D] and of k [S, Hk, D], each with its own gain, under one rotation:
+     *  the same numbers in one pass. */
+    h3_status (*qk_norm_rope)(h3_dev *d, h3_tensor q, h3_tensor k, h3_tensor gq, h3_tensor gk,
+                              float eps, bool round_first, h3_tensor cos, h3_tensor sin);
+
     /**
      * o[i, h] = sum_j softmax_j(scale * q[i, h] . k[j, h / (H / Hk)]) v[j, ...] with j over the
      * segment of i (j <= i when causal). q, o [S, H, D]; k, v [S, Hk, D]; any strides. cu [n + 1] i32
@@ -127,8 +132,21 @@ typedef struct h3_ops {
     h3_status (*gate_add)(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor mod, int i_gate,
                           h3_tensor row);
 
+    /**
+     * gate_add of h to x with mod, then y = rms_norm_mod of the new x with next: the same numbers in
+     * one pass over the rows. mod and next [R, P, C] may be one tensor. y may alias h, not x.
+     */
+    h3_status (*gate_add_norm)(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor mod,
+                               int i_gate, h3_tensor g, float eps, h3_tensor next, int i_shift,
+                               int i_scale, h3_tensor row);
+
     /** x[s, c] += h[s, c] * g[c]; x f32 (or act), h act. g [C]. */
     h3_status (*scale_add)(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g);
+
+    /** scale_add(x, h, s), then y = rms_norm(x, g, eps): the same numbers in one pass over the rows.
+     *  y may be h. */
+    h3_status (*scale_add_norm)(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor s,
+                                h3_tensor g, float eps);
 
     /** y = a + b, same shape. May alias either. */
     h3_status (*add)(h3_dev *d, h3_tensor y, h3_tensor a, h3_tensor b);
@@ -215,7 +233,7 @@ typedef struct h3_ops {
     h3_status (*flow_step)(h3_dev *d, h3_tensor x, h3_tensor v, float sigma, float ratio);
 
     /** Sets *bad (a host int, valid after h3_dev_sync) to 1 when x holds NaN or infinity; leaves it
-     *  otherwise. */
+     *  otherwise. A GPU waits for the answer, unless `bad` lies in memory of h3_dev.pin. */
     h3_status (*check_finite)(h3_dev *d, h3_tensor x, int *bad);
 } h3_ops;
 

@@ -56,8 +56,10 @@ h3_op_cost h3_cost_conv_transpose1d(h3_tensor y, h3_tensor x, const h3_weight *w
 static const unsigned char per_element[H3_OP_COUNT] = {
     [H3_OP_rms_norm] = 4,       [H3_OP_layer_norm] = 7,
     [H3_OP_rms_norm_mod] = 7,   [H3_OP_group_norm] = 9,
-    [H3_OP_head_norm_rope] = 7, [H3_OP_gate_add] = 2,
-    [H3_OP_scale_add] = 2,      [H3_OP_add] = 1,
+    [H3_OP_head_norm_rope] = 7, [H3_OP_qk_norm_rope] = 7,
+    [H3_OP_gate_add] = 2,       [H3_OP_gate_add_norm] = 9,
+    [H3_OP_scale_add] = 2,      [H3_OP_scale_add_norm] = 6,
+    [H3_OP_add] = 1,
     [H3_OP_silu_mul] = 5,       [H3_OP_act] = 6,
     [H3_OP_axpby] = 3,          [H3_OP_affine_rows] = 2,
     [H3_OP_clamp] = 2,          [H3_OP_snake] = 6,

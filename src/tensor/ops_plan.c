@@ -53,6 +53,13 @@ static h3_status plan_head_norm_rope(h3_dev *d UNUSED, h3_tensor x UNUSED, h3_te
     return H3_OK;
 }
 
+static h3_status plan_qk_norm_rope(h3_dev *d UNUSED, h3_tensor q UNUSED, h3_tensor k UNUSED,
+                                   h3_tensor gq UNUSED, h3_tensor gk UNUSED, float eps UNUSED,
+                                   bool round_first UNUSED, h3_tensor c UNUSED, h3_tensor s UNUSED)
+{
+    return H3_OK;
+}
+
 static h3_status plan_attention(h3_dev *d UNUSED, h3_tensor o UNUSED, h3_tensor q UNUSED,
                                 h3_tensor k UNUSED, h3_tensor v UNUSED, float scale UNUSED,
                                 const int32_t *cu UNUSED, int n UNUSED, bool causal UNUSED)
@@ -62,6 +69,14 @@ static h3_status plan_attention(h3_dev *d UNUSED, h3_tensor o UNUSED, h3_tensor 
 
 static h3_status plan_gate_add(h3_dev *d UNUSED, h3_tensor x UNUSED, h3_tensor h UNUSED,
                                h3_tensor mod UNUSED, int i_gate UNUSED, h3_tensor row UNUSED)
+{
+    return H3_OK;
+}
+
+static h3_status plan_gate_add_norm(h3_dev *d UNUSED, h3_tensor y UNUSED, h3_tensor x UNUSED,
+                                    h3_tensor h UNUSED, h3_tensor mod UNUSED, int i_gate UNUSED,
+                                    h3_tensor g UNUSED, float eps UNUSED, h3_tensor next UNUSED,
+                                    int i_shift UNUSED, int i_scale UNUSED, h3_tensor row UNUSED)
 {
     return H3_OK;
 }
@@ -139,6 +154,13 @@ static h3_status plan_check_finite(h3_dev *d UNUSED, h3_tensor x UNUSED, int *ba
     return H3_OK;
 }
 
+static h3_status plan_scale_add_norm(h3_dev *d UNUSED, h3_tensor y UNUSED, h3_tensor x UNUSED,
+                                     h3_tensor h UNUSED, h3_tensor s UNUSED, h3_tensor g UNUSED,
+                                     float eps UNUSED)
+{
+    return H3_OK;
+}
+
 /* Entries of two, three and four tensors share one body each. */
 static h3_status plan_2(h3_dev *d UNUSED, h3_tensor a UNUSED, h3_tensor b UNUSED)
 {
@@ -167,9 +189,12 @@ void h3_ops_plan_init(h3_ops *op)
         .rms_norm_mod = plan_rms_norm_mod,
         .group_norm = plan_group_norm,
         .head_norm_rope = plan_head_norm_rope,
+        .qk_norm_rope = plan_qk_norm_rope,
         .attention = plan_attention,
         .gate_add = plan_gate_add,
+        .gate_add_norm = plan_gate_add_norm,
         .scale_add = plan_3,
+        .scale_add_norm = plan_scale_add_norm,
         .add = plan_3,
         .silu_mul = plan_silu_mul,
         .act = plan_act,

@@ -275,6 +275,13 @@ static h3_status ref_head_norm_rope(h3_dev *d UNUSED, h3_tensor x, h3_tensor g, 
     return H3_OK;
 }
 
+static h3_status ref_qk_norm_rope(h3_dev *d, h3_tensor q, h3_tensor k, h3_tensor gq, h3_tensor gk,
+                                  float eps, bool round_first, h3_tensor cos, h3_tensor sin)
+{
+    H3_TRY(ref_head_norm_rope(d, q, gq, eps, round_first, cos, sin));
+    return ref_head_norm_rope(d, k, gk, eps, round_first, cos, sin);
+}
+
 /* One query against keys [j0, j1): p holds j1 - j0 doubles, acc D. */
 static void attend(h3_tensor o, h3_tensor q, h3_tensor k, h3_tensor v, float scale, int64_t i,
                    int64_t h, int64_t j0, int64_t j1, double *p, double *acc)
@@ -339,6 +346,14 @@ static h3_status ref_gate_add(h3_dev *d UNUSED, h3_tensor x, h3_tensor h, h3_ten
     return H3_OK;
 }
 
+static h3_status ref_gate_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor mod,
+                                   int i_gate, h3_tensor g, float eps, h3_tensor next, int i_shift,
+                                   int i_scale, h3_tensor row)
+{
+    H3_TRY(ref_gate_add(d, x, h, mod, i_gate, row));
+    return ref_rms_norm_mod(d, y, x, g, eps, next, i_shift, i_scale, row);
+}
+
 static h3_status ref_scale_add(h3_dev *d UNUSED, h3_tensor x, h3_tensor h, h3_tensor g)
 {
     for (int64_t s = 0; s < h3_n_rows(x); s++) {
@@ -349,6 +364,13 @@ static h3_status ref_scale_add(h3_dev *d UNUSED, h3_tensor x, h3_tensor h, h3_te
         }
     }
     return H3_OK;
+}
+
+static h3_status ref_scale_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor s,
+                                    h3_tensor g, float eps)
+{
+    H3_TRY(ref_scale_add(d, x, h, s));
+    return ref_rms_norm(d, y, x, g, eps, false);
 }
 
 static h3_status ref_add(h3_dev *d UNUSED, h3_tensor y, h3_tensor a, h3_tensor b)

@@ -189,6 +189,8 @@ H3_NODISCARD h3_status h3_store_create(h3_store **out, h3_dev *d);
 H3_NODISCARD h3_status h3_store_add(h3_store *s, int group, h3_weight *w);
 H3_NODISCARD h3_status h3_store_acquire(h3_store *s, int group);
 void h3_store_release(h3_store *s, int group);
+/** True once every group stays on the device: acquire and release have nothing more to do. */
+bool h3_store_is_resident(const h3_store *s);
 /** Gives back what the device (or, under a budget, memory) holds of the groups; they come again
  * when they are acquired. Nothing may be in use. */
 void h3_store_drop(h3_store *s);

@@ -355,6 +355,15 @@ static void drop_pages(const group *g)
             h3_map_done(l->w[i]->part[k].data, l->w[i]->part[k].bytes, true);
 }
 
+bool h3_store_is_resident(const h3_store *s)
+{
+    if (!s->is_settled || s->budget != s->dev->weight_budget || s->is_streaming) return false;
+    for (int i = 0; i < s->n_groups; i++)
+        if (s->groups[i].load.n > 0 && !(s->groups[i].is_ready && (s->groups[i].is_kept || !s->ring)))
+            return false;
+    return true;
+}
+
 void h3_store_release(h3_store *s, int index)
 {
     group *g;

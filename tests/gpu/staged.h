@@ -154,21 +154,36 @@ static h3_status staged_head_norm_rope(h3_dev *d, h3_tensor x, h3_tensor g, floa
     const h3_tensor X = up(&s, x), G = up(&s, g), C = up(&s, c), N = up(&s, n);
     DONE(x, head_norm_rope(d, X, G, eps, rf, C, N));
 }
-/* q, k and v are views of one packed buffer: the widest comes first so that the others fall into
- * it. */
+/* Views of one packed buffer fall into a copy of all that they span. */
+static h3_tensor up_span(stage *s, int n, const h3_tensor *in)
+{
+    const char *lo = in[0].data, *hi = lo;
+    const int64_t each = (int64_t)h3_dtype_bytes((h3_dtype)in[0].dtype);
+
+    for (int i = 0; i < n; i++) {
+        const char *a = in[i].data, *b = a + span_of(in[i]);
+        lo = a < lo ? a : lo;
+        hi = b > hi ? b : hi;
+    }
+    const h3_tensor all =
+        h3_tensor_1d((void *)(uintptr_t)lo, (h3_dtype)in[0].dtype, (hi - lo) / each);
+    (void)up(s, all);
+    return all;
+}
+static h3_status staged_qk_norm_rope(h3_dev *d, h3_tensor q, h3_tensor k, h3_tensor gq,
+                                     h3_tensor gk, float eps, bool rf, h3_tensor c, h3_tensor n)
+{
+    STAGE;
+    const h3_tensor all = up_span(&s, 2, (const h3_tensor[]){q, k});
+    const h3_tensor Q = up(&s, q), K = up(&s, k), A = up(&s, gq), B = up(&s, gk), C = up(&s, c),
+                    N = up(&s, n);
+    DONE(all, qk_norm_rope(d, Q, K, A, B, eps, rf, C, N));
+}
 static h3_status staged_attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_tensor v,
                                   float scale, const int32_t *cu, int n, bool causal)
 {
     STAGE;
-    const char *lo = q.data, *hi = (const char *)q.data + span_of(q);
-    const h3_tensor *const in[] = {&k, &v};
-    for (int i = 0; i < 2; i++) {
-        const char *a = in[i]->data, *b = a + span_of(*in[i]);
-        lo = a < lo ? a : lo;
-        hi = b > hi ? b : hi;
-    }
-    const int64_t each = (int64_t)h3_dtype_bytes((h3_dtype)q.dtype);
-    (void)up(&s, h3_tensor_1d((void *)(uintptr_t)lo, (h3_dtype)q.dtype, (hi - lo) / each));
+    (void)up_span(&s, 3, (const h3_tensor[]){q, k, v});
     const h3_tensor O = up(&s, o), Q = up(&s, q), K = up(&s, k), V = up(&s, v);
     DONE(o, attention(d, O, Q, K, V, scale, cu, n, causal));
 }
@@ -179,11 +194,31 @@ static h3_status staged_gate_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor 
     const h3_tensor X = up(&s, x), H = up(&s, h), M = up(&s, mod), R = up(&s, row);
     DONE(x, gate_add(d, X, H, M, i, R));
 }
+static h3_status staged_gate_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h,
+                                      h3_tensor mod, int ig, h3_tensor g, float eps, h3_tensor next,
+                                      int i, int j, h3_tensor row)
+{
+    STAGE;
+    const h3_tensor Y = up(&s, y), X = up(&s, x), H = up(&s, h), M = up(&s, mod), G = up(&s, g),
+                    N = up(&s, next), R = up(&s, row);
+    h3_status st = real_ops.gate_add_norm(d, Y, X, H, M, ig, G, eps, N, i, j, R);
+    if (st == H3_OK) st = d->download(d, x.data, X.data, span_of(x));
+    return down(&s, st, y);
+}
 static h3_status staged_scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g)
 {
     STAGE;
     const h3_tensor X = up(&s, x), H = up(&s, h), G = up(&s, g);
     DONE(x, scale_add(d, X, H, G));
+}
+static h3_status staged_scale_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h,
+                                       h3_tensor s1, h3_tensor g, float eps)
+{
+    STAGE;
+    const h3_tensor X = up(&s, x), H = up(&s, h), S = up(&s, s1), G = up(&s, g), Y = up(&s, y);
+    h3_status st = real_ops.scale_add_norm(d, Y, X, H, S, G, eps);
+    if (st == H3_OK) st = d->download(d, x.data, X.data, span_of(x));
+    return down(&s, st, y);
 }
 static h3_status staged_add(h3_dev *d, h3_tensor y, h3_tensor a, h3_tensor b)
 {

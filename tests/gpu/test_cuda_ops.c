@@ -95,6 +95,10 @@ static void test_wide_rows(void **unused)
               rms_norm_mod(d, y, x, g, 1e-5f, mod, 0, 1, row));
         AGREE(&b, x, EXACT, EXACT, gate_add(d, y, h, mod, 2, row));
         AGREE(&b, x, EXACT, EXACT, scale_add(d, y, h, g));
+        h3_tensor two = normal(t, 8, EXTENTS(2 * S, C));
+        AGREE(&b, two, 2 * rel_of(out, F32_REL), 4e-6 + 8e-3 * (i & 1),
+              gate_add_norm(d, h3_slice(y, 0, 0, S), h3_slice(y, 0, S, S), h, mod, 2, g, 1e-5f, mod,
+                            3, 4, row));
         AGREE(&b, out, 2 * rel_of(out, F32_REL), 4e-6, silu_mul(d, y, x, h));
         drop_all();
         for (size_t k = 0; k < sizeof heads / sizeof *heads; k++) {
@@ -103,12 +107,57 @@ static void test_wide_rows(void **unused)
                       co = normal(t, 0, EXTENTS(S, R)), si = normal(t, 8, EXTENTS(S, R));
             AGREE(&b, q, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
                   head_norm_rope(d, y, gain, 1e-6f, i & 2, co, si));
+            h3_tensor both = normal(t, 8, EXTENTS(S, 2 * H, D)), g2 = normal(H3_F32, 0, EXTENTS(D));
+            AGREE(&b, both, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
+                  qk_norm_rope(d, h3_slice(y, 1, 0, H), h3_slice(y, 1, H, H), gain, g2, 1e-6f,
+                               i & 2, co, si));
             AGREE(&b, q, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
                   head_norm_rope(d, y, none(), 0, false, co, si));
             AGREE(&b, q, 2 * rel_of(q, 4e-6), rel_of(q, 4e-6),
                   head_norm_rope(d, y, gain, 1e-6f, false, none(), none()));
             drop_all();
         }
+    }
+    h3_dev_close(&b.fast);
+}
+
+/* The video decoder's stream: f32 rows under 16-bit products. */
+static void test_residuals(void **unused)
+{
+    static const int64_t cols[] = {2048, 264, 48, 2304}; // the last two take the two kernels
+    bench b = {.ref = ref, .fast = open_cuda("f32")};
+    (void)unused;
+    for (int i = 0; i < 8; i++) {
+        const h3_dtype t = i & 1 ? H3_F16 : H3_BF16;
+        const int64_t S = 19, C = cols[i / 2];
+        h3_tensor x = normal(H3_F32, 8, EXTENTS(S, C)), h = normal(t, 16, EXTENTS(S, C)),
+                  out = make(t, 8, EXTENTS(S, C)), g = normal(H3_F32, 0, EXTENTS(C)),
+                  s = normal(H3_F32, 0, EXTENTS(C));
+        AGREE(&b, x, EXACT, EXACT, scale_add_norm(d, clone(out), y, h, s, g, 1e-5f));
+        const double rel = t == H3_F16 ? 1.0 / 900 : 1.0 / 120; // a step of the type
+        AGREE(&b, out, rel, 4e-6, scale_add_norm(d, y, clone(x), h, s, g, 1e-5f));
+        AGREE(&b, h, rel, 4e-6, scale_add_norm(d, y, clone(x), y, s, g, 1e-5f));
+        drop_all();
+    }
+    h3_dev_close(&b.fast);
+}
+
+/* Heads without gains under f32 tables, q and k packed as a product leaves them. */
+static void test_vit_heads(void **unused)
+{
+    static const int64_t shapes[][4] = {{64, 24, 32, 32}, {64, 32, 3, 5}, {128, 48, 9, 2}};
+    bench b = {.ref = ref, .fast = open_cuda("f32")};
+    (void)unused;
+    for (int i = 0; i < 6; i++) {
+        const h3_dtype t = i & 1 ? H3_F16 : H3_BF16;
+        const int64_t *z = shapes[i / 2], D = z[0], R = z[1], H = z[2], K = z[3], S = 13;
+        h3_tensor both = normal(t, 8, EXTENTS(S, H + K, D)), co = normal(H3_F32, 0, EXTENTS(S, R)),
+                  si = normal(H3_F32, 8, EXTENTS(S, R));
+        const double rel = t == H3_F16 ? 1.0 / 900 : 1.0 / 120;
+        AGREE(&b, both, 2 * rel, rel,
+              qk_norm_rope(d, h3_slice(y, 1, 0, H), h3_slice(y, 1, H, K), none(), none(), 1e-6f,
+                           false, co, si));
+        drop_all();
     }
     h3_dev_close(&b.fast);
 }
@@ -221,16 +270,31 @@ static void test_e4m3(void **unused)
         h3_tensor X = i ? dx : hx, M = i ? dm : mod, R = i ? dr : row,
                   H = i ? dh : make(H3_BF16, 0, EXTENTS(S, C)), Y = i ? dy : hy,
                   Sm = i ? ds : make(H3_BF16, 0, EXTENTS(S, F / 2)), Z = i ? dz : hz;
+        e->reader = &a; // nobody but the product reads the rows
         assert_int_equal(e->ops->rms_norm_mod(e, H, X, none_t, 1e-5f, M, 0, 1, R), H3_OK);
-        assert_int_equal(e->ops->gemm(e, Y, H, &a, H3_ACT_NONE), H3_OK);
+        e->reader = NULL;
+        for (int64_t at = 0; at < S; at += S / 2) { // bands, as in the MLP
+            e->whole_rows = S;
+            assert_int_equal(e->ops->gemm(e, h3_slice(Y, 0, at, S / 2), h3_slice(H, 0, at, S / 2),
+                                          &a, H3_ACT_NONE),
+                             H3_OK);
+            e->whole_rows = 0;
+        }
+        e->reader = &b;
         assert_int_equal(
             e->ops->silu_mul(e, Sm, h3_slice(Y, 1, 0, F / 2), h3_slice(Y, 1, F / 2, F / 2)), H3_OK);
+        e->reader = NULL;
         if (e->ops->gemm(e, Z, Sm, &b, H3_ACT_NONE) != H3_OK) fail_msg("%s", h3_error());
+        e->reader = &a; // the end of one half and the start of the next, over what is there
+        assert_int_equal(e->ops->gate_add_norm(e, Z, X, Z, M, 2, none_t, 1e-5f, M, 3, 4, R), H3_OK);
+        e->reader = NULL;
+        if (e->ops->gemm(e, Y, Z, &a, H3_ACT_NONE) != H3_OK) fail_msg("%s", h3_error());
     }
-    h3_tensor got = make(H3_BF16, 0, EXTENTS(S, C));
-    assert_int_equal(h3_dev_download(d, got.data, dz), H3_OK);
-    const double e = relative(hz, got);
-    if (!(e < 0.08)) fail_msg("e4m3 chain off by %g", e);
+    h3_tensor got = make(H3_BF16, 0, EXTENTS(S, F)), sum = make(H3_BF16, 0, EXTENTS(S, C));
+    assert_int_equal(h3_dev_download(d, got.data, dy), H3_OK);
+    assert_int_equal(h3_dev_download(d, sum.data, dx), H3_OK);
+    const double e = relative(hy, got), e2 = relative(hx, sum);
+    if (!(e < 0.08 && e2 < 0.08)) fail_msg("e4m3 chain off by %g and %g", e, e2);
     h3_tensor *const all[] = {&dx, &dm, &dr, &dh, &dy, &ds, &dz};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         h3_dev_free(d, all[i]);
@@ -300,8 +364,9 @@ static void test_heads_e4m3(void **unused)
         const h3_tensor q = head_view(x, 0, H, D), k = head_view(x, H, H, D),
                         v = head_view(x, 2 * H, H, D);
         for (int again = 0; again < 2; again++) { // the second time norms what is normed
-            assert_int_equal(b->ops->head_norm_rope(b, q, gain, 1e-5f, false, c, s), H3_OK);
-            assert_int_equal(b->ops->head_norm_rope(b, k, gain, 1e-5f, false, c, s), H3_OK);
+            b->reader = again ? &h3_reader_attention : NULL;
+            assert_int_equal(b->ops->qk_norm_rope(b, q, k, gain, gain, 1e-5f, false, c, s), H3_OK);
+            b->reader = NULL;
         }
         assert_int_equal(b->ops->attention(b, o, q, k, v, scale, cu, 1, false), H3_OK);
         if (b == d) assert_int_equal(h3_dev_download(d, out[i].data, o), H3_OK);
@@ -333,6 +398,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_math_names),
         cmocka_unit_test(test_every_entry_is_fast),
         cmocka_unit_test(test_wide_rows),
+        cmocka_unit_test(test_residuals),
+        cmocka_unit_test(test_vit_heads),
         cmocka_unit_test(test_tensor_cores),
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_attention_16),

@@ -458,6 +458,11 @@ static void check_norms(bench *b)
               rms_norm_mod(d, y, x, g, 1e-6f, mod, 3, 4, row));
         AGREE(b, x, 2 * rel_of(out, F32_REL), 2 * rel_of(out, F32_REL) + F32_ABS,
               rms_norm_mod(d, y, y, none(), 1e-6f, mod, 0, 5, row));
+        h3_tensor h = normal(t, 3, EXTENTS(S, C)), two = normal(t, GAP, EXTENTS(2 * S, C));
+        h3_tensor next = normal(t, 5, EXTENTS(4, 6, C));
+        AGREE(b, two, 2 * rel_of(out, F32_REL), 2 * rel_of(out, F32_REL) + F32_ABS,
+              gate_add_norm(d, h3_slice(y, 0, 0, S), h3_slice(y, 0, S, S), h, mod, 2, g, 1e-6f,
+                            next, 3, 4, row));
         drop_all();
     }
 }
@@ -486,6 +491,11 @@ static void check_head_norm_rope(bench *b)
         AGREE(b, x, wide, wide, head_norm_rope(d, y, g, 1e-6f, false, c, s));
         AGREE(b, x, wide, wide, head_norm_rope(d, y, none(), 1e-6f, true, none(), none()));
         AGREE(b, x, wide, wide, head_norm_rope(d, y, none(), 0, false, c, s));
+        h3_tensor g2 = normal(H3_F32, 0, EXTENTS(D));
+        for (int64_t H = 1; H < 3; H++) // q of H heads, k of 3 - H
+            AGREE(b, x, wide, wide,
+                  qk_norm_rope(d, h3_slice(y, 1, 0, H), h3_slice(y, 1, H, 3 - H), g, g2, 1e-6f,
+                               i & 1, c, s));
         drop_all();
     }
 }
@@ -549,6 +559,9 @@ static void check_elementwise(bench *b)
         fill(half, 1, 0);
         AGREE(b, x, EXACT, EXACT, gate_add(d, y, h, mod, 2, row));
         AGREE(b, x, EXACT, EXACT, scale_add(d, y, h, g));
+        AGREE(b, x, EXACT, EXACT, scale_add_norm(d, clone(out), y, h, g, g, 1e-5f));
+        AGREE(b, out, rel_of(out, F32_REL), rel_of(out, F32_ABS),
+              scale_add_norm(d, y, clone(x), h, g, g, 1e-5f));
         AGREE(b, out, EXACT, EXACT, add(d, y, x, h));
         AGREE(b, x, EXACT, EXACT, add(d, y, y, h));
         AGREE(b, out, 2 * rel_of(out, F32_REL), F32_ABS, silu_mul(d, y, x, h));

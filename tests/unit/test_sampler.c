@@ -232,7 +232,7 @@ static void planned_memory_is_what_is_used(void **state)
     }
 }
 
-/* Every step runs every block: 12 operations each, nothing skipped, nothing twice. */
+/* Every step runs every block, nothing skipped, nothing twice. */
 static void operations_are_counted(void **state)
 {
     fixture *f = *state;
@@ -242,8 +242,10 @@ static void operations_are_counted(void **state)
     h3_dev_counters_reset(f->d);
     assert_int_equal(go(f), H3_OK);
     assert_int_equal(f->d->stat[H3_OP_attention].calls, steps * L + R);
-    assert_int_equal(f->d->stat[H3_OP_rms_norm_mod].calls, steps * (2 * L + 1));
-    assert_int_equal(f->d->stat[H3_OP_gate_add].calls, steps * 2 * L);
+    assert_int_equal(f->d->stat[H3_OP_rms_norm_mod].calls, 2 * steps); // first and final
+    assert_int_equal(f->d->stat[H3_OP_gate_add_norm].calls, steps * (2 * L - 1));
+    assert_int_equal(f->d->stat[H3_OP_gate_add].calls, steps);
+    assert_int_equal(f->d->stat[H3_OP_qk_norm_rope].calls, steps * L + R);
     // 4 a block; 2 patch projections and 2 heads a step; once: time 2, adaln L + 1, condition 1
     assert_int_equal(f->d->stat[H3_OP_gemm].calls, steps * (4 * L + 4) + 4 * R + L + 4);
     assert_int_equal(f->d->stat[H3_OP_flow_step].calls, 2 * steps);

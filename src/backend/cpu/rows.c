@@ -215,6 +215,13 @@ static h3_status head_norm_rope(h3_dev *d, h3_tensor x, h3_tensor g, float eps, 
     return H3_OK;
 }
 
+static h3_status qk_norm_rope(h3_dev *d, h3_tensor q, h3_tensor k, h3_tensor gq, h3_tensor gk,
+                              float eps, bool round_first, h3_tensor cos, h3_tensor sin)
+{
+    H3_TRY(head_norm_rope(d, q, gq, eps, round_first, cos, sin));
+    return head_norm_rope(d, k, gk, eps, round_first, cos, sin);
+}
+
 /* ---------------------------------------------------------------- elementwise */
 
 /* Every row r of `shape` over threads, and every vector of it: channel i, n lanes. */
@@ -242,6 +249,15 @@ static h3_status gate_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor mod, in
     return H3_OK;
 }
 
+/* The rows of one half of a block are far more than a cache holds: two passes cost no more here. */
+static h3_status gate_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor mod,
+                               int i_gate, h3_tensor g, float eps, h3_tensor next, int i_shift,
+                               int i_scale, h3_tensor row)
+{
+    H3_TRY(gate_add(d, x, h, mod, i_gate, row));
+    return rms_norm_mod(d, y, x, g, eps, next, i_shift, i_scale, row);
+}
+
 static h3_status scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g)
 {
     const int64_t C = x.ne[x.rank - 1];
@@ -257,6 +273,13 @@ static h3_status scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g)
         }
     }
     return H3_OK;
+}
+
+static h3_status scale_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor s,
+                                h3_tensor g, float eps)
+{
+    H3_TRY(scale_add(d, x, h, s));
+    return rms_norm(d, y, x, g, eps, false);
 }
 
 static h3_status add(h3_dev *d, h3_tensor y, h3_tensor a, h3_tensor b)
@@ -549,8 +572,11 @@ void ISA(h3_cpu_fill_rows)(h3_ops *op)
     op->rms_norm_mod = rms_norm_mod;
     op->group_norm = group_norm;
     op->head_norm_rope = head_norm_rope;
+    op->qk_norm_rope = qk_norm_rope;
     op->gate_add = gate_add;
+    op->gate_add_norm = gate_add_norm;
     op->scale_add = scale_add;
+    op->scale_add_norm = scale_add_norm;
     op->add = add;
     op->silu_mul = silu_mul;
     op->act = act;

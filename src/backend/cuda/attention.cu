@@ -385,23 +385,27 @@ extern "C" cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a)
     return H3_RUN(heads_e4m3_kernel, grid, 256, 0, s, *a);
 }
 
-static __global__ void reciprocal_kernel(float *y, const float *x, const float *one)
+static __global__ void reciprocal_kernel(float *y, const float *x, const float *one, float *scales,
+                                         int64_t n)
 {
-    *y = *one / *x;
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i == 0) *y = *one / *x;
+    if (i < n) scales[i] = *x;
 }
 
-extern "C" cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one)
+extern "C" cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one,
+                                       float *scales, int64_t n)
 {
-    return H3_RUN(reciprocal_kernel, 1, 1, 0, s, y, x, one);
+    return H3_RUN(reciprocal_kernel, (unsigned)div_up(n ? n : 1, 256), 256, 0, s, y, x, one, scales,
+                  n);
 }
 
-static __global__ void from_e4m3_kernel(void *y, int dtype, const unsigned char *x, int64_t rows,
-                                        int64_t cols, const float *scale, float *scales)
+static __global__ void from_e4m3_kernel(void *y, int dtype, const unsigned char *x, int64_t n,
+                                        const float *scale)
 {
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, at = 8 * i;
+    const int64_t at = 8 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     const float f = *scale;
-    if (i < rows) scales[i] = f;
-    if (at >= rows * cols) return;
+    if (at >= n) return;
     const uint2 w = *(const uint2 *)(x + at);
     float u[8];
 #pragma unroll
@@ -414,9 +418,9 @@ static __global__ void from_e4m3_kernel(void *y, int dtype, const unsigned char 
 }
 
 extern "C" cudaError_t h3_k_from_e4m3(cudaStream_t s, void *y, uint8_t dtype, const void *x,
-                                      int64_t rows, int64_t cols, const float *scale, float *scales)
+                                      int64_t rows, int64_t cols, const float *scale)
 {
     if (rows == 0 || cols == 0) return cudaSuccess;
     return H3_RUN(from_e4m3_kernel, (unsigned)div_up(rows * cols / 8, 256), 256, 0, s, y, dtype,
-                  (const unsigned char *)x, rows, cols, scale, scales);
+                  (const unsigned char *)x, rows * cols, scale);
 }

@@ -419,6 +419,7 @@ static h3_status choose(h3_dev *d, const call *c, const h3_mm *mm, entry *e)
     cublasLtMatmulHeuristicResult_t r[CANDIDATES];
     int n = 0, usable = 0;
 
+    H3_TRY(h3_cuda_not_recording(d, "the choice of an algorithm"));
     for (int i = 0; i < 4; i++)
         LT_TRY(cublasLtMatmulPreferenceSetAttribute(b->lt_cache->pref, names[i], &bytes[i],
                                                     sizeof bytes[i]));

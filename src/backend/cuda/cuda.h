@@ -3,6 +3,7 @@
  *
  *   open.c       the device: memory, copies, streams, the table
  *   queue.c      copies beside computing
+ *   record.c     a whole step as one call
  *   weight.c     weights as the products need them: companions uploaded, other encodings decoded
  *   blas.c       one matrix product through cuBLASLt, algorithms chosen by measurement
  *   gemm.c       the entries gemm and embed
@@ -42,6 +43,8 @@ typedef enum h3_cuda_count {
     H3_CUDA_N_FLASH,    ///< attention by our tensor core kernel
     H3_CUDA_N_SIMT,     ///< attention by our f32 kernel
     H3_CUDA_N_LAUNCHES, ///< kernels of our own
+    H3_CUDA_N_REPLAYS,  ///< recordings run as one call
+    H3_CUDA_N_NODES,    ///< kernels, copies and fills in the last recording
     H3_CUDA_N_COUNTS
 } h3_cuda_count;
 
@@ -59,6 +62,16 @@ typedef struct h3_cuda_buffer {
     void *p;
     size_t bytes;
 } h3_cuda_buffer;
+
+/** Rows of a bf16 tensor that wait as e4m3, in the memory of the tensor itself, for the one product
+ *  that reads them (h3_dev.reader): row r at byte r * ld, its scale in scales[r]. */
+typedef struct h3_rows8 {
+    unsigned char *data;
+    int64_t rows, cols, ld;
+    int64_t left; ///< rows that were not read yet; 0: the slot is free
+    const h3_weight *reader;
+    h3_cuda_buffer scales;
+} h3_rows8;
 
 struct h3_backend {
     int index;
@@ -86,17 +99,15 @@ struct h3_backend {
     cudaEvent_t pinned_free[2];
     int *flag; ///< mapped host memory: a kernel's answer to check_finite
     uint64_t counts[H3_CUDA_N_COUNTS];
-    uint64_t op; ///< number of the entry being run, for short-lived results (see quantised)
-    struct {     ///< rows of `data` are already in quant[]
-        const void *data;
-        uint64_t op;
-        int64_t rows, cols;
-    } quantised;
-    struct { ///< q and k whose e4m3 forms the norm before attention left in attn8
-        const void *data;
+    uint64_t generation;  ///< memory given back so far; recordings of an older one are worth nothing
+    h3_recording *record; ///< under way (record.c), or NULL
+    uint64_t op; ///< number of the entry being run, for short-lived results (see heads8)
+    h3_rows8 rows8[3];
+    struct { ///< q and k whose e4m3 forms the operation before attention left in attn8
+        const void *q, *k;
         uint64_t op;
         int64_t S, H, D, st_s, st_h;
-    } heads8[2];
+    } heads8;
     int capability; ///< 90 for sm_90
     bool has_f64;   ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
                     ///< siblings
@@ -132,6 +143,12 @@ h3_status h3_cuda_probe(h3_dev *d);
 /* ---- queue.c ---- */
 h3_status h3_cuda_queues_open(h3_dev *d);
 void h3_cuda_queues_close(h3_dev *d);
+
+/* ---- record.c ---- */
+/** The doors of recordings; H3_CUDA_GRAPH=off leaves them out. */
+void h3_cuda_fill_recording(h3_dev *d);
+/** Fails while a recording is under way: `what` would not be run again with it. */
+h3_status h3_cuda_not_recording(const h3_dev *d, const char *what);
 
 /* ---- weight.c ---- */
 
@@ -184,13 +201,17 @@ void h3_lt_close(h3_dev *d);
 
 /* ---- sdpa.c ---- */
 h3_status h3_sdpa_open(h3_dev *d);
-/** Where q or k (x, about to be normed and rotated) may leave its e4m3 form for the attention that
- *  follows; NULL when that will not want it. */
-h3_status h3_cuda_offer_heads8(h3_dev *d, h3_tensor x, void **q8, float **descale);
+/** Where q and k (about to be normed and rotated) leave their e4m3 forms for the attention that
+ *  follows and alone reads them; q8 NULL when that will not want it. */
+h3_status h3_cuda_offer_heads8(h3_dev *d, h3_head_pair *p);
 void h3_sdpa_close(h3_dev *d);
 
-/* ---- gemm.c: rows of x [S, K] in e4m3 in quant[0], their scales in quant[1] ---- */
-h3_status h3_cuda_quantise(h3_dev *d, h3_tensor x);
+/* ---- gemm.c ---- */
+
+/** A slot for y [S, C], which the entry being run is about to write, when y may be left in e4m3
+ *  alone (is_dense: row after row, else each in its own place); NULL when not. Whatever waited in
+ *  the memory of y is forgotten. */
+h3_status h3_cuda_offer_rows8(h3_dev *d, h3_tensor y, bool is_dense, h3_rows8 **out);
 
 /* Each file's entries of the table. */
 void h3_cuda_fill_products(h3_ops *op);

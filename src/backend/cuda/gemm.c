@@ -38,38 +38,99 @@ static h3_tensor rows_of(h3_tensor t, int64_t stride, int64_t at, int64_t n)
     return r;
 }
 
-h3_status h3_cuda_quantise(h3_dev *d, h3_tensor x)
+/* ---------------------------------------------------------------- e4m3 */
+
+/* Under math fp8: large products without a bias. S: rows over all bands and ranks. */
+static bool takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w)
+{
+    if (d->backend->math != H3_CUDA_FP8 || !h3_is_null(w->bias) || S < FP8_ROWS) return false;
+    if (w->cols % 16 || w->cols > 16384) return false;
+    for (int i = 0; i < w->n_parts; i++)
+        if (w->part[i].rows % 16) return false;
+    return true;
+}
+
+static bool is_fp8(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w)
+{
+    return takes_e4m3(d, d->whole_rows ? d->whole_rows : h3_n_rows(x), w) && x.dtype == H3_BF16 &&
+           y.dtype == H3_BF16 && (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0;
+}
+
+h3_status h3_cuda_offer_rows8(h3_dev *d, h3_tensor y, bool is_dense, h3_rows8 **out)
 {
     h3_backend *b = d->backend;
-    const int64_t S = h3_n_rows(x), K = x.ne[x.rank - 1];
+    const h3_weight *w = d->reader;
+    const int64_t S = h3_n_rows(y), C = y.ne[y.rank - 1];
+    const unsigned char *from = y.data, *to = from + S * C * 2;
+    h3_rows8 *free_one = NULL;
 
-    if (b->quantised.data == x.data && b->quantised.op + 1 == b->op && b->quantised.rows == S &&
-        b->quantised.cols == K)
-        return H3_OK; // the operation before left them behind
-    H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * K)));
-    H3_TRY(h3_cuda_grow(d, &b->quant[1], (size_t)S * sizeof(float)));
-    H3_LAUNCH(d, h3_k_quantise(b->stream, b->quant[0].p, b->quant[1].p, h3_cuda_view(x)));
+    *out = NULL;
+    if (y.dtype != H3_BF16) return H3_OK;
+    for (int i = 0; i < 3; i++) {
+        h3_rows8 *r = &b->rows8[i];
+        if (r->left && from < r->data + r->rows * r->cols * 2 && r->data < to) r->left = 0;
+        if (!r->left) free_one = r;
+    }
+    if (!w || w == &h3_reader_attention || w->cols != C || !free_one || S == 0 ||
+        !takes_e4m3(d, d->whole_rows ? d->whole_rows : S, w) || !h3_is_dense(y) ||
+        (uintptr_t)y.data % 16)
+        return H3_OK;
+    H3_TRY(h3_cuda_grow(d, &free_one->scales, (size_t)S * sizeof(float)));
+    free_one->data = y.data;
+    free_one->rows = free_one->left = S;
+    free_one->cols = C;
+    free_one->ld = is_dense ? C : 2 * C;
+    free_one->reader = w;
+    *out = free_one;
     return H3_OK;
 }
 
-/* Large bf16 products without a bias, under math fp8. */
-static bool is_fp8(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w)
-{
-    const int64_t K = w->cols, S = d->whole_rows ? d->whole_rows : h3_n_rows(x);
+/* Rows of a product in e4m3. */
+typedef struct rows_e4m3 {
+    const void *p;
+    const float *scales;
+    int64_t ld;
+} rows_e4m3;
 
-    if (d->backend->math != H3_CUDA_FP8 || x.dtype != H3_BF16 || y.dtype != H3_BF16) return false;
-    if (!h3_is_null(w->bias) || S < FP8_ROWS || K % 16 || K > 16384) return false;
-    for (int i = 0; i < w->n_parts; i++)
-        if (w->part[i].rows % 16) return false;
-    return (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0;
+/* True when x waits as e4m3 for this product. */
+static bool take_rows8(h3_backend *b, h3_tensor x, const h3_weight *w, rows_e4m3 *out)
+{
+    const int64_t S = h3_n_rows(x);
+
+    for (int i = 0; i < 3; i++) {
+        h3_rows8 *r = &b->rows8[i];
+        const int64_t bytes = (unsigned char *)x.data - r->data,
+                      at = bytes / (2 * r->cols + !r->cols);
+        if (!r->left || r->reader != w || bytes < 0 || at + S > r->rows ||
+            at * 2 * r->cols != bytes)
+            continue;
+        *out = (rows_e4m3){r->data + at * r->ld, (const float *)r->scales.p + at, r->ld};
+        r->left = r->left > S ? r->left - S : 0;
+        return true;
+    }
+    return false;
+}
+
+/* Rows of x in e4m3: as they were left, or made here. */
+static h3_status rows_in_e4m3(h3_dev *d, h3_tensor x, const h3_weight *w, rows_e4m3 *out)
+{
+    h3_backend *b = d->backend;
+    const int64_t S = h3_n_rows(x), K = w->cols;
+
+    if (take_rows8(b, x, w, out)) return H3_OK;
+    H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * K)));
+    H3_TRY(h3_cuda_grow(d, &b->quant[1], (size_t)S * sizeof(float)));
+    H3_LAUNCH(d, h3_k_quantise(b->stream, b->quant[0].p, b->quant[1].p, h3_cuda_view(x)));
+    *out = (rows_e4m3){b->quant[0].p, b->quant[1].p, K};
+    return H3_OK;
 }
 
 static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, const h3_weight *w)
 {
-    h3_backend *b = d->backend;
+    rows_e4m3 r;
     int64_t col = 0;
 
-    H3_TRY(h3_cuda_quantise(d, x));
+    H3_TRY(rows_in_e4m3(d, x, w, &r));
     for (int i = 0; i < w->n_parts; i++) {
         const void *m;
         const float *scales;
@@ -79,16 +140,16 @@ static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, cons
                           .n = w->part[i].rows,
                           .k = w->cols,
                           .n_whole = w->rows,
-                          .x = b->quant[0].p,
+                          .x = r.p,
                           .w = m,
                           .y = (char *)y.data + col * 2,
-                          .ldx = w->cols,
+                          .ldx = r.ld,
                           .ldw = w->cols,
                           .ldy = ldy,
                           .tx = H3_F8_E4M3,
                           .tw = H3_F8_E4M3,
                           .ty = y.dtype,
-                          .sx = b->quant[1].p,
+                          .sx = r.scales,
                           .sw = scales};
         H3_TRY(h3_cuda_lt(d, &mm, &done));
         if (!done)
@@ -100,6 +161,8 @@ static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, cons
     }
     return H3_OK;
 }
+
+/* ---------------------------------------------------------------- products */
 
 /* y = x w^T (+ bias of y's type), type by type, part by part. */
 static h3_status multiply(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, int64_t ldx,
@@ -182,6 +245,10 @@ static h3_status cuda_gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight 
     if (is_fp8(d, y, x, w)) {
         H3_TRY(gemm_fp8(d, y, ldy, x, w));
     } else {
+        rows_e4m3 r;
+        if (take_rows8(b, x, w, &r))
+            return h3_fail(H3_E_INTERNAL, "%s: its rows wait in e4m3, but it is not one for them",
+                           w->name);
         const bool is_exact = b->math == H3_CUDA_F32;
         const bool is_mixed = x.dtype == H3_F32
                                   ? y.dtype != H3_F32

@@ -66,7 +66,7 @@ cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g, 
                           bool round_first);
 cudaError_t h3_k_layer_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g, const float *b,
                             float eps);
-/** mod: element 0 of [R, P, C] with strides st_r, st_p. q, qs: also the rows in e4m3, or NULL. */
+/** mod: element 0 of [R, P, C] with strides st_r, st_p. */
 typedef struct h3_mod {
     const void *p;
     const int32_t *row;
@@ -74,22 +74,57 @@ typedef struct h3_mod {
     int64_t shift, scale; ///< offsets of the two vectors inside a row (gate: shift)
     uint8_t dtype;
 } h3_mod;
+/** q: where the rows go in e4m3 instead of y, at a distance of ldq, with a scale each in qs; NULL:
+ *  to y. Only where h3_k_norm_fits_e4m3 (h, gate: absent for the first). */
 cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, const float *g, float eps,
-                              h3_mod mod, void *q, float *qs);
+                              h3_mod mod, void *q, float *qs, int64_t ldq);
+cudaError_t h3_k_gate_add_norm(cudaStream_t s, h3_rows y, h3_rows x, h3_rows h, h3_mod gate,
+                               const float *g, float eps, h3_mod mod, void *q, float *qs,
+                               int64_t ldq);
+bool h3_k_norm_fits_e4m3(h3_rows y, h3_rows x, h3_rows h, const float *g, h3_mod gate, h3_mod mod);
 cudaError_t h3_k_group_norm(cudaStream_t s, float *y, const int64_t y_st[3], const float *x,
                             const int64_t x_st[3], const int64_t ne[4], const float *g,
                             const float *b, int groups, float eps, bool silu);
-/** q8, descale: also dense e4m3 copies by a factor that the norm promises to be enough, and what
- *  undoes it; only where h3_k_head_fits_e4m3. NULL: none. */
 cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype, const int64_t ne[3],
                                 const int64_t st[2], const float *g, float eps, bool round_first,
-                                h3_rows cos, h3_rows sin, void *q8, float *descale);
-bool h3_k_head_fits_e4m3(const void *x, uint8_t dtype, const int64_t ne[3], const int64_t st[2],
-                         const float *g, float eps, h3_rows cos, h3_rows sin);
+                                h3_rows cos, h3_rows sin);
+/** head_norm_rope of q and k at once, where h3_k_fits_pair. q8, k8: dense e4m3 goes there instead,
+ *  by a factor that the norm promises to be enough, and what undoes it; NULL: in place. */
+typedef struct h3_head_pair {
+    void *q, *k;
+    int64_t ne[3], q_st[2], k_st[2];
+    const float *gq, *gk;
+    float eps;
+    uint8_t dtype;
+    bool round_first, is_even; ///< is_even: k has as many heads
+    h3_rows cos, sin;
+    void *q8, *k8;
+    float *q_descale, *k_descale;
+} h3_head_pair;
+bool h3_k_fits_pair(const h3_head_pair *p);
+cudaError_t h3_k_head_pair(cudaStream_t s, const h3_head_pair *p);
 cudaError_t h3_k_gate_add(cudaStream_t s, h3_rows x, h3_rows h, h3_mod mod);
 cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g);
+/* vit.cu; only where the functions called fit say so. */
+cudaError_t h3_k_scale_add_norm(cudaStream_t stream, h3_rows y, h3_rows x, h3_rows h,
+                                const float *s, const float *g, float eps);
+bool h3_k_scale_add_norm_fits(h3_rows y, h3_rows x, h3_rows h, const float *s, const float *g);
+/** Heads of q or k in place: p [S, n, D] with strides in elements. */
+typedef struct h3_heads {
+    void *p;
+    int64_t n, st_s, st_h;
+} h3_heads;
+/** qk_norm_rope without gains under f32 tables. */
+cudaError_t h3_k_heads(cudaStream_t stream, const h3_heads *q, const h3_heads *k, int64_t S,
+                       int64_t D, uint8_t dtype, float eps, h3_rows cos, h3_rows sin);
+bool h3_k_heads_fit(const h3_heads *q, const h3_heads *k, int64_t D, uint8_t dtype, float eps,
+                    h3_rows cos, h3_rows sin);
 cudaError_t h3_k_add(cudaStream_t s, h3_rows y, h3_rows a, h3_rows b);
-cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up, void *q, float *qs);
+cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up);
+/** The same with rows in e4m3 only, as above; where h3_k_silu_fits_e4m3. */
+cudaError_t h3_k_silu_e4m3(cudaStream_t s, h3_rows gate, h3_rows up, void *q, float *qs,
+                           int64_t ldq);
+bool h3_k_silu_fits_e4m3(h3_rows gate, h3_rows up);
 cudaError_t h3_k_act(cudaStream_t s, h3_rows y, h3_rows x, int act, const float *bias,
                      bool rounds_first);
 cudaError_t h3_k_copy(cudaStream_t s, h3_rows y, h3_rows x);
@@ -206,11 +241,12 @@ typedef struct h3_heads8 {
 cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a);
 /** y = x * 448 / amax, *descale = amax / 448 for each. */
 cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a);
-/** *y = *one / *x */
-cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one);
-/** y [rows, cols] = x * *scale for e4m3 x; scales[row] = *scale. cols a multiple of 8. */
+/** *y = *one / *x; scales[i] = *x for i < n. */
+cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one,
+                            float *scales, int64_t n);
+/** y [rows, cols] = x * *scale for e4m3 x. cols a multiple of 8. */
 cudaError_t h3_k_from_e4m3(cudaStream_t s, void *y, uint8_t dtype, const void *x, int64_t rows,
-                           int64_t cols, const float *scale, float *scales);
+                           int64_t cols, const float *scale);
 
 #ifdef __cplusplus
 }

@@ -106,12 +106,14 @@ void h3_cuda_dealloc(h3_dev *d, void *p)
         t->n--;
         memmove(t->at + i, t->at + i + 1, (size_t)(t->n - i) * sizeof *t->at);
     }
+    if (p) d->backend->generation++;
     cudaFree(p); // waits for work that may still use it
 }
 
 h3_status h3_cuda_grow(h3_dev *d, h3_cuda_buffer *b, size_t bytes)
 {
     if (bytes <= b->bytes) return H3_OK;
+    H3_TRY(h3_cuda_not_recording(d, "a buffer that has to grow"));
     const size_t want = h3_align_up(bytes, (size_t)1 << 20);
     h3_cuda_dealloc(d, b->p);
     b->p = NULL;
@@ -160,6 +162,7 @@ h3_status h3_cuda_upload(h3_dev *d, void *dst, const void *src, size_t bytes)
 {
     h3_backend *b = d->backend;
 
+    H3_TRY(h3_cuda_not_recording(d, "an upload"));
     if (bytes <= STAGED) {
         H3_CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, b->stream));
         return H3_OK;
@@ -256,6 +259,7 @@ static h3_status find_device(h3_dev *d, int index)
     H3_CUDA_TRY(cudaSetDevice(index));
     H3_CUDA_TRY(cudaGetDeviceProperties(&b->prop, index));
     b->capability = b->prop.major * 10 + b->prop.minor;
+    d->n_units = b->prop.multiProcessorCount;
     int ratio = 0;
     H3_CUDA_TRY(cudaDeviceGetAttribute(&ratio, cudaDevAttrSingleToDoublePrecisionPerfRatio, index));
     b->has_f64 = ratio > 0 && ratio <= 2;
@@ -273,9 +277,11 @@ static h3_status find_device(h3_dev *d, int index)
 static void cuda_close(h3_dev *d)
 {
     h3_backend *b = d->backend;
-    h3_cuda_buffer *const buffers[] = {&b->lt_work,    &b->sdpa_work, &b->operand,  &b->columns,
-                                       &b->wide,       &b->quant[0],  &b->quant[1], &b->attn8,
-                                       &b->passing[0], &b->passing[1]};
+    h3_cuda_buffer *const buffers[] = {
+        &b->lt_work,        &b->sdpa_work,  &b->operand,         &b->columns,
+        &b->wide,           &b->quant[0],   &b->quant[1],        &b->attn8,
+        &b->passing[0],     &b->passing[1], &b->rows8[0].scales, &b->rows8[1].scales,
+        &b->rows8[2].scales};
 
     if (!b) return;
     if (b->stream) cudaStreamSynchronize(b->stream);
@@ -311,6 +317,26 @@ static void describe(h3_dev *d)
              (double)b->prop.totalGlobalMem / 1073741824, CUDART_VERSION / 1000,
              CUDART_VERSION % 1000 / 10, lt / 10000, lt / 100 % 100, dnn,
              (const char *[]){"auto", "f32", "tf32", "fp8"}[b->math]);
+}
+
+static const char *const ways[H3_CUDA_N_COUNTS] = {"products by cuBLASLt",
+                                                   "products in e4m3 (of these)",
+                                                   "convolutions of lines",
+                                                   "products by the plain kernel",
+                                                   "weights decoded",
+                                                   "attention by cuDNN",
+                                                   "attention in e4m3 (of these)",
+                                                   "attention by the mma kernel",
+                                                   "attention by the f32 kernel",
+                                                   "kernels of our own",
+                                                   "recordings run again",
+                                                   "launches in a recording"};
+
+static const char *cuda_way(const h3_dev *d, int i, uint64_t *n)
+{
+    if (i >= H3_CUDA_N_COUNTS) return NULL;
+    *n = d->backend->counts[i];
+    return ways[i];
 }
 
 /* A build for other architectures fails here rather than at its first product. */
@@ -352,8 +378,10 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
     d->sync = cuda_sync;
     d->weight_free = h3_cuda_weight_free;
     d->memory = cuda_memory;
+    d->way = cuda_way;
     d->stream = b->stream;
     H3_TRY(h3_cuda_queues_open(d));
+    h3_cuda_fill_recording(d);
     h3_ops_ref_init(&d->impl);
     h3_cuda_fill_products(&d->impl);
     h3_cuda_fill_attention(&d->impl);
@@ -365,21 +393,12 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
 
 void h3_cuda_report(const h3_dev *d, FILE *to)
 {
-    static const char *const names[] = {"products by cuBLASLt",
-                                        "  of these in e4m3",
-                                        "convolutions of lines",
-                                        "products by the plain kernel",
-                                        "weights decoded",
-                                        "attention by cuDNN",
-                                        "  of these in e4m3",
-                                        "attention by the mma kernel",
-                                        "attention by the f32 kernel",
-                                        "kernels of our own"};
     const h3_backend *b = d->backend;
 
     fprintf(to, "%s: %s\n", d->name, d->detail);
     for (int i = 0; i < H3_CUDA_N_COUNTS; i++)
-        if (b->counts[i]) fprintf(to, "  %-30s %llu\n", names[i], (unsigned long long)b->counts[i]);
+        if (b->counts[i]) fprintf(to, "  %-30s %llu\n", ways[i], (unsigned long long)b->counts[i]);
+    if (d->unrecorded) fprintf(to, "  last step not recorded: %s\n", d->unrecorded);
     fprintf(to, "  device memory: %.1f MiB in use, %.1f MiB at most; %.1f MiB uploaded in bulk\n",
             (double)b->allocated / 1048576, (double)b->peak / 1048576,
             (double)b->uploaded / 1048576);

@@ -37,6 +37,13 @@ static h3_status cuda_copy_in(h3_dev *d, void *dst, const void *src, size_t byte
     return H3_OK;
 }
 
+static h3_status cuda_copy_out(h3_dev *d, void *dst, const void *src, size_t bytes)
+{
+    H3_TRY(enter(d));
+    H3_CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, d->backend->stream));
+    return H3_OK;
+}
+
 static cudaStream_t stream_of(const h3_dev *d, h3_queue q)
 {
     return q == H3_QUEUE_COPY ? d->backend->queues->copy : d->backend->stream;
@@ -75,6 +82,7 @@ h3_status h3_cuda_queues_open(h3_dev *d)
     d->pin = cuda_pin;
     d->unpin = cuda_unpin;
     d->copy_in = cuda_copy_in;
+    d->copy_out = cuda_copy_out;
     d->mark = cuda_mark;
     d->await = cuda_await;
     return H3_OK;

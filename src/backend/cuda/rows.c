@@ -16,35 +16,6 @@ static h3_status begin(h3_dev *d)
     return H3_OK;
 }
 
-/* Under math fp8 the rows that a large product reads next are quantised where they are made. */
-static h3_status offer_fp8(h3_dev *d, h3_tensor y, void **q, float **qs)
-{
-    h3_backend *b = d->backend;
-    const int64_t S = h3_n_rows(y), C = y.ne[y.rank - 1];
-    const int64_t whole = d->whole_rows ? d->whole_rows : S;
-
-    *q = NULL;
-    *qs = NULL;
-    if (b->math != H3_CUDA_FP8 || y.dtype != H3_BF16 || whole < 1536 || C % 16 || S == 0)
-        return H3_OK;
-    H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * C)));
-    H3_TRY(h3_cuda_grow(d, &b->quant[1], (size_t)S * sizeof(float)));
-    *q = b->quant[0].p;
-    *qs = b->quant[1].p;
-    return H3_OK;
-}
-
-static void note_fp8(h3_dev *d, h3_tensor y, const void *q)
-{
-    h3_backend *b = d->backend;
-
-    if (!q) return;
-    b->quantised.data = y.data;
-    b->quantised.op = b->op;
-    b->quantised.rows = h3_n_rows(y);
-    b->quantised.cols = y.ne[y.rank - 1];
-}
-
 static h3_status cuda_rms_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor g, float eps,
                                bool round_first)
 {
@@ -71,18 +42,43 @@ static h3_mod mod_of(h3_tensor mod, h3_tensor row, int i_shift, int i_scale)
                     .dtype = mod.dtype};
 }
 
+/* Where y goes in e4m3 instead, when the kernel and the reader of y are for it. */
+static h3_status offer(h3_dev *d, h3_tensor y, bool fits, h3_rows8 *out)
+{
+    h3_rows8 *slot;
+
+    *out = (h3_rows8){.data = NULL};
+    H3_TRY(h3_cuda_offer_rows8(d, y, false, &slot));
+    if (slot && fits) *out = *slot;
+    if (slot && !fits) slot->left = 0;
+    return H3_OK;
+}
+
 static h3_status cuda_rms_norm_mod(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor g, float eps,
                                    h3_tensor mod, int i_shift, int i_scale, h3_tensor row)
 {
-    void *q;
-    float *qs;
+    const h3_mod m = mod_of(mod, row, i_shift, i_scale);
+    h3_rows8 r;
 
     H3_TRY(begin(d));
-    H3_TRY(offer_fp8(d, y, &q, &qs));
-    if (y.ne[y.rank - 1] > 8192) q = NULL; // longer rows are not held in registers
-    H3_LAUNCH(d, h3_k_rms_norm_mod(d->backend->stream, VIEW(y), VIEW(x), floats(g), eps,
-                                   mod_of(mod, row, i_shift, i_scale), q, qs));
-    note_fp8(d, y, q);
+    H3_TRY(offer(d, y, h3_k_norm_fits_e4m3(VIEW(y), VIEW(x), (h3_rows){.p = NULL}, floats(g), m, m),
+                 &r));
+    H3_LAUNCH(d, h3_k_rms_norm_mod(d->backend->stream, VIEW(y), VIEW(x), floats(g), eps, m, r.data,
+                                   r.scales.p, r.ld));
+    return H3_OK;
+}
+
+static h3_status cuda_gate_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor mod,
+                                    int i_gate, h3_tensor g, float eps, h3_tensor next, int i_shift,
+                                    int i_scale, h3_tensor row)
+{
+    const h3_mod gate = mod_of(mod, row, i_gate, i_gate), m = mod_of(next, row, i_shift, i_scale);
+    h3_rows8 r;
+
+    H3_TRY(begin(d));
+    H3_TRY(offer(d, y, h3_k_norm_fits_e4m3(VIEW(y), VIEW(x), VIEW(h), floats(g), gate, m), &r));
+    H3_LAUNCH(d, h3_k_gate_add_norm(d->backend->stream, VIEW(y), VIEW(x), VIEW(h), gate, floats(g),
+                                    eps, m, r.data, r.scales.p, r.ld));
     return H3_OK;
 }
 
@@ -104,25 +100,50 @@ static h3_status cuda_group_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor 
     return H3_OK;
 }
 
+/* Rows of a rotation table. */
+static h3_rows table_of(h3_tensor t)
+{
+    h3_rows v = {.p = t.data, .dtype = t.dtype};
+
+    if (h3_is_null(t)) return v;
+    v.cols = t.ne[t.rank - 1];
+    v.st[0] = t.st[0];
+    return v;
+}
+
 static h3_status cuda_head_norm_rope(h3_dev *d, h3_tensor x, h3_tensor g, float eps,
                                      bool round_first, h3_tensor cos, h3_tensor sin)
 {
-    const int64_t R = h3_is_null(cos) ? 0 : cos.ne[cos.rank - 1];
-    h3_rows c = {.cols = R, .p = cos.data, .dtype = cos.dtype};
-    h3_rows s = {.cols = R, .p = sin.data, .dtype = sin.dtype};
-
     H3_TRY(begin(d));
-    if (R) {
-        c.st[0] = cos.st[0];
-        s.st[0] = sin.st[0];
-    }
-    void *q8 = NULL;
-    float *descale = NULL;
-    if (d->backend->math == H3_CUDA_FP8 &&
-        h3_k_head_fits_e4m3(x.data, x.dtype, x.ne, x.st, floats(g), eps, c, s))
-        H3_TRY(h3_cuda_offer_heads8(d, x, &q8, &descale));
     H3_LAUNCH(d, h3_k_head_norm_rope(d->backend->stream, x.data, x.dtype, x.ne, x.st, floats(g),
-                                     eps, round_first, c, s, q8, descale));
+                                     eps, round_first, table_of(cos), table_of(sin)));
+    return H3_OK;
+}
+
+static h3_status cuda_qk_norm_rope(h3_dev *d, h3_tensor q, h3_tensor k, h3_tensor gq, h3_tensor gk,
+                                   float eps, bool round_first, h3_tensor cos, h3_tensor sin)
+{
+    h3_head_pair p = {.q = q.data,
+                      .k = k.data,
+                      .ne = {q.ne[0], q.ne[1], q.ne[2]},
+                      .q_st = {q.st[0], q.st[1]},
+                      .k_st = {k.st[0], k.st[1]},
+                      .gq = floats(gq),
+                      .gk = floats(gk),
+                      .eps = eps,
+                      .dtype = q.dtype,
+                      .round_first = round_first,
+                      .is_even = q.ne[1] == k.ne[1] && q.dtype == k.dtype,
+                      .cos = table_of(cos),
+                      .sin = table_of(sin)};
+
+    if (!h3_k_fits_pair(&p)) {
+        H3_TRY(cuda_head_norm_rope(d, q, gq, eps, round_first, cos, sin));
+        return cuda_head_norm_rope(d, k, gk, eps, round_first, cos, sin);
+    }
+    H3_TRY(begin(d));
+    if (eps > 0) H3_TRY(h3_cuda_offer_heads8(d, &p));
+    H3_LAUNCH(d, h3_k_head_pair(d->backend->stream, &p));
     return H3_OK;
 }
 
@@ -142,6 +163,22 @@ static h3_status cuda_scale_add(h3_dev *d, h3_tensor x, h3_tensor h, h3_tensor g
     return H3_OK;
 }
 
+static h3_status cuda_scale_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_tensor h, h3_tensor s,
+                                     h3_tensor g, float eps)
+{
+    cudaStream_t stream = d->backend->stream;
+    const h3_rows vy = VIEW(y), vx = VIEW(x), vh = VIEW(h);
+
+    H3_TRY(begin(d));
+    if (h3_k_scale_add_norm_fits(vy, vx, vh, floats(s), floats(g))) {
+        H3_LAUNCH(d, h3_k_scale_add_norm(stream, vy, vx, vh, floats(s), floats(g), eps));
+        return H3_OK;
+    }
+    H3_LAUNCH(d, h3_k_scale_add(stream, vx, vh, floats(s)));
+    H3_LAUNCH(d, h3_k_rms_norm(stream, vy, vx, floats(g), eps, false));
+    return H3_OK;
+}
+
 static h3_status cuda_add(h3_dev *d, h3_tensor y, h3_tensor a, h3_tensor b)
 {
     H3_TRY(begin(d));
@@ -151,14 +188,15 @@ static h3_status cuda_add(h3_dev *d, h3_tensor y, h3_tensor a, h3_tensor b)
 
 static h3_status cuda_silu_mul(h3_dev *d, h3_tensor y, h3_tensor gate, h3_tensor up)
 {
-    void *q;
-    float *qs;
+    h3_rows8 r;
 
     H3_TRY(begin(d));
-    H3_TRY(offer_fp8(d, y, &q, &qs));
-    if (gate.dtype != H3_BF16 || y.ne[y.rank - 1] > 16384) q = NULL;
-    H3_LAUNCH(d, h3_k_silu_mul(d->backend->stream, VIEW(y), VIEW(gate), VIEW(up), q, qs));
-    note_fp8(d, y, q);
+    H3_TRY(offer(d, y, h3_k_silu_fits_e4m3(VIEW(gate), VIEW(up)), &r));
+    if (r.data)
+        H3_LAUNCH(
+            d, h3_k_silu_e4m3(d->backend->stream, VIEW(gate), VIEW(up), r.data, r.scales.p, r.ld));
+    else
+        H3_LAUNCH(d, h3_k_silu_mul(d->backend->stream, VIEW(y), VIEW(gate), VIEW(up)));
     return H3_OK;
 }
 
@@ -303,13 +341,19 @@ static h3_status cuda_flow_step(h3_dev *d, h3_tensor x, h3_tensor v, float sigma
     return H3_OK;
 }
 
-/* Waits: `bad` may be gone when the device is synchronised next. Once a step or tile this costs a
- * few microseconds. */
+/* Pinned memory the kernel writes to itself. Otherwise this waits: `bad` may be gone when the
+ * device is synchronised next. Once a step this costs a few microseconds. */
 static h3_status cuda_check_finite(h3_dev *d, h3_tensor x, int *bad)
 {
     h3_backend *b = d->backend;
+    struct cudaPointerAttributes at;
 
     H3_TRY(begin(d));
+    if (cudaPointerGetAttributes(&at, bad) == cudaSuccess && at.type == cudaMemoryTypeHost) {
+        H3_LAUNCH(d, h3_k_finite(b->stream, VIEW(x), at.devicePointer));
+        return H3_OK;
+    }
+    (void)cudaGetLastError();
     *b->flag = 0;
     H3_LAUNCH(d, h3_k_finite(b->stream, VIEW(x), b->flag));
     H3_CUDA_TRY(cudaStreamSynchronize(b->stream));
@@ -324,8 +368,12 @@ void h3_cuda_fill_rows(h3_ops *op)
     op->rms_norm_mod = cuda_rms_norm_mod;
     op->group_norm = cuda_group_norm;
     op->head_norm_rope = cuda_head_norm_rope;
+    op->qk_norm_rope = cuda_qk_norm_rope;
+    op->qk_norm_rope = cuda_qk_norm_rope;
     op->gate_add = cuda_gate_add;
+    op->gate_add_norm = cuda_gate_add_norm;
     op->scale_add = cuda_scale_add;
+    op->scale_add_norm = cuda_scale_add_norm;
     op->add = cuda_add;
     op->silu_mul = cuda_silu_mul;
     op->act = cuda_act;

@@ -123,6 +123,27 @@ static __device__ __forceinline__ void store_8(void *p, int64_t i, const bf16x8 
            make_uint4(word_of(x.v[0]), word_of(x.v[1]), word_of(x.v[2]), word_of(x.v[3])));
 }
 
+/* Of rows that nothing reads again soon: they leave the caches first. */
+static __device__ __forceinline__ bf16x8 load_8_once(const void *p, int64_t i)
+{
+    const uint4 u = __ldcs((const uint4 *)((const unsigned short *)p + i));
+    return {{pair_of(u.x), pair_of(u.y), pair_of(u.z), pair_of(u.w)}};
+}
+
+/* x * factor in e4m3 at byte i. */
+static __device__ __forceinline__ void store_8_e4m3(void *p, int64_t i, const bf16x8 &x,
+                                                    float factor)
+{
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const float2 z = __bfloat1622float2(x.v[k]);
+        v[2 * k] = z.x * factor;
+        v[2 * k + 1] = z.y * factor;
+    }
+    store_e4m3<8>(p, i, v);
+}
+
 template <typename Op> static __global__ void each_8(unsigned rows, unsigned per, Op op)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -532,8 +553,11 @@ struct norm_args {
     h3_mod m;
     float eps;
     bool round_first;
-    void *q;   // e4m3 copy of y, dense, or NULL
-    float *qs; // its scales
+    void *q;   // e4m3 rows instead of y, at a distance of ldq, or NULL
+    float *qs; // their scales
+    int64_t ldq;
+    h3_rows h; // first x += gate * h; p NULL: not
+    h3_mod gate;
 };
 
 /* N vectors of V a thread stay in registers. N 0: rows too long for that are read again. */
@@ -572,7 +596,7 @@ template <int KIND, int V, int N> struct norm_row {
 
 template <int KIND, int V, int N> static __global__ void norm_kernel(norm_args a)
 {
-    __shared__ float part[3][32];
+    __shared__ float part[2][32];
     const int64_t r = blockIdx.x, C = a.x.cols;
     const int64_t xo = row_at(a.x, r), yo = row_at(a.y, r);
     float u[N ? N : 1][V];
@@ -633,30 +657,12 @@ template <int KIND, int V, int N> static __global__ void norm_kernel(norm_args a
             store<V>(a.y.p, a.y.dtype, yo + c, u[0]);
         }
     } else {
-        float top = 0;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * V;
             if (c < C) {
                 norm_row<KIND, V, N>::out(a, r, c, mean, inv, u[i]);
                 store<V>(a.y.p, a.y.dtype, yo + c, u[i]);
-#pragma unroll
-                for (int k = 0; k < V; k++)
-                    top = fmaxf(top, fabsf(u[i][k]));
-            }
-        }
-        if (!a.q) return;
-        top = kept(a.y.dtype, block_max(top, part[2]));
-        const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
-        if (threadIdx.x == 0) a.qs[r] = scale;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int64_t c = ((int64_t)i * blockDim.x + threadIdx.x) * V;
-            if (c < C) {
-#pragma unroll
-                for (int k = 0; k < V; k++)
-                    u[i][k] = kept(a.y.dtype, u[i][k]) * over;
-                store_e4m3<V>(a.q, r * C + c, u[i]);
             }
         }
     }
@@ -733,7 +739,7 @@ template <int N> static __global__ void norm_warp_8_kernel(const __grid_constant
 extern "C" cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
                                      float eps, bool round_first)
 {
-    const norm_args a = {y, x, g, NULL, {}, eps, round_first, NULL, NULL};
+    const norm_args a = {y, x, g, NULL, {}, eps, round_first};
     if (fits_8(x) && fits_8(y) && x.cols <= 2048 && x.rows > 0 && is_wide_vector(g))
         return H3_RUN((norm_warp_8_kernel<8>), (unsigned)div_up(x.rows, 8), 256, 0, s, a);
     if (is_wide(x) && is_wide(y) && is_wide_vector(g)) return run_norm<RMS, 8>(s, a);
@@ -743,17 +749,19 @@ extern "C" cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const
 extern "C" cudaError_t h3_k_layer_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
                                        const float *b, float eps)
 {
-    const norm_args a = {y, x, g, b, {}, eps, false, NULL, NULL};
+    const norm_args a = {y, x, g, b, {}, eps, false};
     if (is_wide(x) && is_wide(y) && is_wide_vector(g) && is_wide_vector(b))
         return run_norm<LAYER, 8>(s, a);
     return run_norm<LAYER, 1>(s, a);
 }
 
-/* rms_norm_mod of a bf16 stream: N vectors of 8 a thread wait as bf16. */
-template <int N> static __global__ void norm_mod_8_kernel(const __grid_constant__ norm_args a)
+/* rms_norm_mod of a bf16 stream, after gate_add where IS_GATED: N vectors of 8 a thread wait as
+ * bf16. Rows pass once and by; the modulation, which rows share, is what the caches are for. */
+template <int N, bool IS_GATED>
+static __global__ void norm_mod_8_kernel(const __grid_constant__ norm_args a)
 {
     __shared__ float part[2][32];
-    const int64_t r = blockIdx.x, xo = row_at(a.x, r), yo = row_at(a.y, r);
+    const int64_t r = blockIdx.x, xo = row_at(a.x, r);
     const int C = (int)a.x.cols, step = (int)blockDim.x * 8;
     const int64_t mo = a.m.row[r] * a.m.st_r;
     bf16x8 u[N];
@@ -762,16 +770,38 @@ template <int N> static __global__ void norm_mod_8_kernel(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int c = (int)threadIdx.x * 8 + i * step;
-        if (c < C) {
-            u[i] = load_8(a.x.p, xo + c);
+        if (c < C) u[i] = load_8_once(a.x.p, xo + c);
+    }
+    if constexpr (IS_GATED) {
+        const int64_t ho = row_at(a.h, r), go = a.gate.row[r] * a.gate.st_r + a.gate.shift;
+        bf16x8 w[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int c = (int)threadIdx.x * 8 + i * step;
+            if (c < C) w[i] = load_8_once(a.h.p, ho + c);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int c = (int)threadIdx.x * 8 + i * step;
+            if (c < C) {
+                const bf16x8 g = load_8(a.gate.p, go + c);
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    u[i].v[k] = __hadd2_rn(u[i].v[k], __hmul2_rn(g.v[k], w[i].v[k]));
+                store_8(a.x.p, xo + c, u[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if ((int)threadIdx.x * 8 + i * step < C) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float2 f = __bfloat1622float2(u[i].v[k]);
                 ss += f.x * f.x + f.y * f.y;
             }
         }
-    }
-    ss = block_sum(ss, part[0]);
+    ss = block_sum(ss, part[0]); // y may be h: all of the row was read by now
     const float inv = 1.0f / sqrtf(ss / (float)C + a.eps);
     const __nv_bfloat162 one = __floats2bfloat162_rn(1.0f, 1.0f);
 #pragma unroll
@@ -791,7 +821,7 @@ template <int N> static __global__ void norm_mod_8_kernel(const __grid_constant_
                 const float2 z = __bfloat1622float2(u[i].v[k]);
                 top = fmaxf(top, fmaxf(fabsf(z.x), fabsf(z.y)));
             }
-            store_8(a.y.p, yo + c, u[i]);
+            if (!a.q) store_8(a.y.p, row_at(a.y, r) + c, u[i]);
         }
     }
     if (!a.q) return;
@@ -801,49 +831,59 @@ template <int N> static __global__ void norm_mod_8_kernel(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int c = (int)threadIdx.x * 8 + i * step;
-        if (c < C) {
-            float v[8];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const float2 z = __bfloat1622float2(u[i].v[k]);
-                v[2 * k] = z.x * over;
-                v[2 * k + 1] = z.y * over;
-            }
-            store_e4m3<8>(a.q, r * C + c, v);
-        }
+        if (c < C) store_8_e4m3(a.q, r * a.ldq + c, u[i], over);
     }
 }
 
-static cudaError_t run_norm_mod_8(cudaStream_t s, const norm_args &a)
+template <bool IS_GATED> static cudaError_t run_norm_mod_8(cudaStream_t s, const norm_args &a)
 {
     const int64_t per = a.x.cols / 8, n = div_up(per, 256);
     const unsigned rows = (unsigned)a.x.rows;
     const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
     if (a.x.rows == 0 || per == 0) return cudaSuccess;
-    if (n == 1) return H3_RUN((norm_mod_8_kernel<1>), rows, threads, 0, s, a);
-    if (n == 2) return H3_RUN((norm_mod_8_kernel<2>), rows, threads, 0, s, a);
-    if (n == 3) return H3_RUN((norm_mod_8_kernel<3>), rows, threads, 0, s, a);
-    return H3_RUN((norm_mod_8_kernel<4>), rows, threads, 0, s, a);
+    if (n == 1) return H3_RUN((norm_mod_8_kernel<1, IS_GATED>), rows, threads, 0, s, a);
+    if (n == 2) return H3_RUN((norm_mod_8_kernel<2, IS_GATED>), rows, threads, 0, s, a);
+    if (n == 3) return H3_RUN((norm_mod_8_kernel<3, IS_GATED>), rows, threads, 0, s, a);
+    return H3_RUN((norm_mod_8_kernel<4, IS_GATED>), rows, threads, 0, s, a);
+}
+
+static bool fits_norm_mod_8(const norm_args &a)
+{
+    return fits_8(a.x) && fits_8(a.y) && a.x.cols <= 8192 && a.m.dtype == K_BF16 &&
+           is_wide_mod(a.m) && is_wide_vector(a.g) &&
+           (!a.h.p || (fits_8(a.h) && a.gate.dtype == K_BF16 && is_wide_mod(a.gate)));
+}
+
+extern "C" bool h3_k_norm_fits_e4m3(h3_rows y, h3_rows x, h3_rows h, const float *g, h3_mod gate,
+                                    h3_mod mod)
+{
+    const norm_args a = {y, x, g, NULL, mod, 0, false, NULL, NULL, 0, h, gate};
+    return fits_norm_mod_8(a);
 }
 
 extern "C" cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, const float *g,
-                                         float eps, h3_mod mod, void *q, float *qs)
+                                         float eps, h3_mod mod, void *q, float *qs, int64_t ldq)
 {
-    const norm_args a = {y, x, g, NULL, mod, eps, false, q, qs};
-    if (fits_8(x) && fits_8(y) && x.cols <= 8192 && mod.dtype == K_BF16 && is_wide_mod(mod) &&
-        is_wide_vector(g))
-        return run_norm_mod_8(s, a);
+    const norm_args a = {y, x, g, NULL, mod, eps, false, q, qs, ldq};
+    if (fits_norm_mod_8(a)) return run_norm_mod_8<false>(s, a);
+    if (q) return cudaErrorInvalidValue;
     if (is_wide(x) && is_wide(y) && is_wide_vector(g) && is_wide_mod(mod))
         return run_norm<RMS_MOD, 8>(s, a);
     return run_norm<RMS_MOD, 1>(s, a);
 }
 
-/* The e4m3 copies of long rows: a block a row, which waits in shared memory as bf16 for its scale.
- */
-template <bool IS_SILU>
-static __global__ void quantise_kernel(const __grid_constant__ h3_rows y,
-                                       const __grid_constant__ h3_rows x,
-                                       const __grid_constant__ h3_rows up, void *q, float *qs)
+extern "C" cudaError_t h3_k_gate_add_norm(cudaStream_t s, h3_rows y, h3_rows x, h3_rows h,
+                                          h3_mod gate, const float *g, float eps, h3_mod mod,
+                                          void *q, float *qs, int64_t ldq)
+{
+    const norm_args a = {y, x, g, NULL, mod, eps, false, q, qs, ldq, h, gate};
+    if (fits_norm_mod_8(a)) return run_norm_mod_8<true>(s, a);
+    const cudaError_t e = h3_k_gate_add(s, x, h, gate);
+    return e != cudaSuccess ? e : h3_k_rms_norm_mod(s, y, x, g, eps, mod, q, qs, ldq);
+}
+
+/* Rows in e4m3: a block a row, which waits in shared memory as bf16 for its scale. */
+static __global__ void quantise_kernel(const __grid_constant__ h3_rows x, void *q, float *qs)
 {
     H3_SHARED(uint4, row_buf);
     __shared__ float part[32];
@@ -852,61 +892,92 @@ static __global__ void quantise_kernel(const __grid_constant__ h3_rows y,
     float top = 0;
 
     for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
-        float u[8];
-        load<8>(x.p, x.dtype, xo + c, u);
-        if constexpr (IS_SILU) {
-            float w[8];
-            load<8>(up.p, up.dtype, row_at(up, r) + c, w);
+        const bf16x8 u = load_8(x.p, xo + c);
+        row_buf[c / 8] =
+            make_uint4(word_of(u.v[0]), word_of(u.v[1]), word_of(u.v[2]), word_of(u.v[3]));
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                u[k] = kept(K_BF16, kept(K_BF16, silu_16(u[k])) * w[k]);
-            store<8>(y.p, K_BF16, row_at(y, r) + c, u);
+        for (int k = 0; k < 4; k++) {
+            const float2 f = __bfloat1622float2(u.v[k]);
+            top = fmaxf(top, fmaxf(fabsf(f.x), fabsf(f.y)));
         }
-        bf16x8 kept_row;
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            kept_row.v[k] = __floats2bfloat162_rn(u[2 * k], u[2 * k + 1]);
-        row_buf[c / 8] = make_uint4(word_of(kept_row.v[0]), word_of(kept_row.v[1]),
-                                    word_of(kept_row.v[2]), word_of(kept_row.v[3]));
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            top = fmaxf(top, fabsf(u[k]));
     }
     top = block_max(top, part);
     const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
     if (threadIdx.x == 0) qs[r] = scale;
-    for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) { // each thread its own part
-        float u[8];
-        load<8>(row_buf, K_BF16, c, u);
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            u[k] *= over;
-        store_e4m3<8>(q, r * C + c, u);
-    }
+    for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) // each thread its own part
+        store_8_e4m3(q, r * C + c, load_8(row_buf, c), over);
 }
 
 /* bf16 rows that allow 8 at a time, at most 16384 columns. */
-template <bool IS_SILU>
-static cudaError_t run_quantise(cudaStream_t s, h3_rows y, h3_rows x, h3_rows up, void *q,
-                                float *qs)
-{
-    if (x.rows == 0 || x.cols == 0) return cudaSuccess;
-    if (x.cols > 16384 || !is_wide(x) || !is_wide(up) || !is_wide(y) || x.dtype != K_BF16)
-        return cudaErrorInvalidValue;
-    return H3_RUN((quantise_kernel<IS_SILU>), (unsigned)x.rows, 256, (size_t)x.cols * 2, s, y, x,
-                  up, q, qs);
-}
-
 extern "C" cudaError_t h3_k_quantise(cudaStream_t s, void *y, float *scale, h3_rows x)
 {
-    const h3_rows none = {};
-    return run_quantise<false>(s, none, x, none, y, scale);
+    if (x.rows == 0 || x.cols == 0) return cudaSuccess;
+    if (x.cols > 16384 || !fits_8(x)) return cudaErrorInvalidValue;
+    return H3_RUN(quantise_kernel, (unsigned)x.rows, 256, (size_t)x.cols * 2, s, x, y, scale);
 }
 
-extern "C" cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up, void *q,
-                                     float *qs)
+/* silu_mul whose rows leave in e4m3 only: a block a row, N vectors of 8 a thread. */
+template <int N>
+static __global__ void silu_e4m3_kernel(const __grid_constant__ h3_rows gate,
+                                        const __grid_constant__ h3_rows up, void *q, float *qs,
+                                        int64_t ldq)
 {
-    if (q) return run_quantise<true>(s, y, gate, up, q, qs);
+    __shared__ float part[32];
+    const int64_t r = blockIdx.x, go = row_at(gate, r), uo = row_at(up, r);
+    const int C = (int)gate.cols;
+    bf16x8 a[N], b[N];
+    float top = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int c = (int)(i * blockDim.x + threadIdx.x) * 8;
+        if (c < C) {
+            a[i] = load_8_once(gate.p, go + c);
+            b[i] = load_8_once(up.p, uo + c);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if ((int)(i * blockDim.x + threadIdx.x) * 8 < C) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float2 f = __bfloat1622float2(a[i].v[k]);
+                a[i].v[k] =
+                    __hmul2_rn(__floats2bfloat162_rn(silu_16(f.x), silu_16(f.y)), b[i].v[k]);
+                const float2 z = __bfloat1622float2(a[i].v[k]);
+                top = fmaxf(top, fmaxf(fabsf(z.x), fabsf(z.y)));
+            }
+        }
+    top = block_max(top, part);
+    const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
+    if (threadIdx.x == 0) qs[r] = scale;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int c = (int)(i * blockDim.x + threadIdx.x) * 8;
+        if (c < C) store_8_e4m3(q, r * ldq + c, a[i], over);
+    }
+}
+
+extern "C" bool h3_k_silu_fits_e4m3(h3_rows gate, h3_rows up)
+{
+    return fits_8(gate) && fits_8(up) && gate.cols <= 16384;
+}
+
+extern "C" cudaError_t h3_k_silu_e4m3(cudaStream_t s, h3_rows gate, h3_rows up, void *q, float *qs,
+                                      int64_t ldq)
+{
+    const int64_t per = gate.cols / 8, n = div_up(per, 512);
+    const unsigned rows = (unsigned)gate.rows;
+    const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
+    if (gate.rows == 0 || per == 0) return cudaSuccess;
+    if (n == 1) return H3_RUN((silu_e4m3_kernel<1>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    if (n == 2) return H3_RUN((silu_e4m3_kernel<2>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    if (n == 3) return H3_RUN((silu_e4m3_kernel<3>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    return H3_RUN((silu_e4m3_kernel<4>), rows, threads, 0, s, gate, up, q, qs, ldq);
+}
+
+extern "C" cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up)
+{
     if (fits_8(y) && fits_8(gate) && fits_8(up)) {
         const silu_mul_8_op op = {y, gate, up};
         return run_each_8(s, y, op);
@@ -998,8 +1069,18 @@ struct rope_args {
     float eps;
     int dtype, table;
     bool round_first;
-    void *q8;
+    void *q8; // dense e4m3 by a factor that the norm promises to be enough, and nothing else; or NULL
     float *descale;
+};
+
+/* q and k of one attention: what rope_args says of q, and where k differs. Equally many heads. */
+struct pair_args {
+    rope_args q;
+    void *k;
+    const float *gk;
+    int64_t st_s, st_h;
+    void *k8;
+    float *k_descale;
 };
 
 /* L lanes a head; its normed values meet in shared memory for the rotation. */
@@ -1108,78 +1189,146 @@ static __global__ void head_vector_kernel(const __grid_constant__ rope_args a)
     if (is_there && has_channels) store<8>(a.x, dtype, at, u);
 }
 
-/* The same for bf16 heads under bf16 tables: everything after the norm in pairs. */
+/* The same for bf16 heads under bf16 tables: everything after the norm in pairs. A head's L lanes
+ * hold u: normed by g and turned by co, si; `to` is the partner's lane. */
+struct turn {
+    bf16x8 co, si;
+    bool is_turned, is_low;
+    int to;
+};
+
+template <int L>
+static __device__ __forceinline__ turn turn_of(const rope_args &a, unsigned s, int lane)
+{
+    const int c = lane * 8, R = (int)a.R;
+    turn t = {};
+    t.is_low = c < R;
+    t.is_turned = c < 2 * R;
+    t.to = ((int)(threadIdx.x % 32) + (t.is_low ? R / 8 : -R / 8)) & 31;
+    if (t.is_turned) {
+        const int j = t.is_low ? c : c - R;
+        t.co = load_8(a.cos, (int64_t)s * a.cos_s + j);
+        t.si = load_8(a.sin, (int64_t)s * a.sin_s + j);
+    }
+    return t;
+}
+
+template <int L>
+static __device__ __forceinline__ void norm_head(const rope_args &a, const float (&g)[8], bf16x8 &u)
+{
+    float2 f[4];
+    float ss = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        f[k] = __bfloat1622float2(u.v[k]);
+        ss += f[k].x * f[k].x + f[k].y * f[k].y;
+    }
+#pragma unroll
+    for (int o = L / 2; o > 0; o /= 2)
+        ss += __shfl_xor_sync(0xffffffffu, ss, o);
+    const float inv = 1.0f / sqrtf(ss / (float)a.D + a.eps);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float x = f[k].x * inv, y = f[k].y * inv;
+        if (a.round_first) x = rounded(K_BF16, x), y = rounded(K_BF16, y);
+        u.v[k] = __floats2bfloat162_rn(x * g[2 * k], y * g[2 * k + 1]);
+    }
+}
+
+static __device__ __forceinline__ void turn_head(const turn &t, bf16x8 &u)
+{
+    bf16x8 other;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        other.v[k] = pair_of(__shfl_sync(0xffffffffu, word_of(u.v[k]), t.to));
+    if (!t.is_turned) return;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const __nv_bfloat162 own = __hmul2_rn(u.v[k], t.co.v[k]);
+        const __nv_bfloat162 his = __hmul2_rn(other.v[k], t.si.v[k]);
+        u.v[k] = t.is_low ? __hsub2_rn(own, his) : __hadd2_rn(own, his);
+    }
+}
+
+/* No number of a normed head, turned or not, exceeds sqrt(D) max |g|. */
+template <int L>
+static __device__ __forceinline__ float head_factor(const float (&g)[8], float D)
+{
+    float top = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        top = fmaxf(top, fabsf(g[k]));
+#pragma unroll
+    for (int o = L / 2; o > 0; o /= 2)
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    top *= sqrtf(D) * 1.01f;
+    return top > 0 ? 448.0f / top : 1.0f;
+}
+
+static __device__ __forceinline__ bf16x8 no_numbers()
+{
+    return {{pair_of(0), pair_of(0), pair_of(0), pair_of(0)}};
+}
+
 template <int L> static __global__ void head_bf16_kernel(const __grid_constant__ rope_args a)
 {
     const unsigned i = blockIdx.x * (blockDim.x / L) + threadIdx.x / L, lane = threadIdx.x % L;
     const bool is_there = i < a.n;
     const unsigned H = (unsigned)a.H, s = is_there ? i / H : 0, h = is_there ? i - s * H : 0;
-    const int c = (int)lane * 8, R = (int)a.R, turn = R / 8;
+    const int c = (int)lane * 8;
     const int64_t at = (int64_t)s * a.st_s + (int64_t)h * a.st_h + c;
-    const bool has_channels = c < (int)a.D, is_low = c < R;
-    bf16x8 u = {{pair_of(0), pair_of(0), pair_of(0), pair_of(0)}};
-    float ss = 0, top = 0;
+    const bool has_channels = c < (int)a.D;
+    bf16x8 u = has_channels ? load_8(a.x, at) : no_numbers();
+    const turn t = turn_of<L>(a, s, (int)lane);
 
-    if (has_channels) u = load_8(a.x, at);
     if (a.eps > 0) {
         float g[8];
         load_vector<8>(has_channels ? a.g : NULL, c, 1.0f, g);
-        float2 f[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            f[k] = __bfloat1622float2(u.v[k]);
-            ss += f[k].x * f[k].x + f[k].y * f[k].y;
-        }
-#pragma unroll
-        for (int o = L / 2; o > 0; o /= 2)
-            ss += __shfl_xor_sync(0xffffffffu, ss, o);
-        const float inv = 1.0f / sqrtf(ss / (float)a.D + a.eps);
-        if (a.q8) { // no number of the head, rotated or not, exceeds sqrt(D) max |g|
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                top = fmaxf(top, fabsf(g[k]));
-#pragma unroll
-            for (int o = L / 2; o > 0; o /= 2)
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-            top *= sqrtf((float)a.D) * 1.01f;
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float x = f[k].x * inv, y = f[k].y * inv;
-            if (a.round_first) x = rounded(K_BF16, x), y = rounded(K_BF16, y);
-            u.v[k] = __floats2bfloat162_rn(x * g[2 * k], y * g[2 * k + 1]);
-        }
+        norm_head<L>(a, g, u);
     }
-    const int to = ((int)(threadIdx.x % 32) + (is_low ? turn : -turn)) & 31;
-    bf16x8 other;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        other.v[k] = pair_of(__shfl_sync(0xffffffffu, word_of(u.v[k]), to));
+    turn_head(t, u);
+    if (is_there && has_channels) store_8(a.x, at, u);
+}
+
+/* Both heads of q and k under one turn: twice as much on its way at once. */
+template <int L> static __global__ void head_pair_kernel(const __grid_constant__ pair_args p)
+{
+    const rope_args &a = p.q;
+    const unsigned i = blockIdx.x * (blockDim.x / L) + threadIdx.x / L, lane = threadIdx.x % L;
+    const bool is_there = i < a.n;
+    const unsigned H = (unsigned)a.H, s = is_there ? i / H : 0, h = is_there ? i - s * H : 0;
+    const int c = (int)lane * 8;
+    const int64_t at_q = (int64_t)s * a.st_s + (int64_t)h * a.st_h + c;
+    const int64_t at_k = (int64_t)s * p.st_s + (int64_t)h * p.st_h + c;
+    const bool has_channels = c < (int)a.D;
+    bf16x8 u = has_channels ? load_8_once(a.x, at_q) : no_numbers();
+    bf16x8 w = has_channels ? load_8_once(p.k, at_k) : no_numbers();
+    const turn t = turn_of<L>(a, s, (int)lane);
+    float by_q = 1, by_k = 1;
+
+    if (a.eps > 0) {
+        float g[8];
+        load_vector<8>(has_channels ? a.g : NULL, c, 1.0f, g);
+        norm_head<L>(a, g, u);
+        if (a.q8) by_q = head_factor<L>(g, (float)a.D);
+        load_vector<8>(has_channels ? p.gk : NULL, c, 1.0f, g);
+        norm_head<L>(a, g, w);
+        if (a.q8) by_k = head_factor<L>(g, (float)a.D);
     }
-    if (c < 2 * R) {
-        const int j = is_low ? c : c - R;
-        const bf16x8 co = load_8(a.cos, (int64_t)s * a.cos_s + j);
-        const bf16x8 si = load_8(a.sin, (int64_t)s * a.sin_s + j);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const __nv_bfloat162 own = __hmul2_rn(u.v[k], co.v[k]);
-            const __nv_bfloat162 his = __hmul2_rn(other.v[k], si.v[k]);
-            u.v[k] = is_low ? __hsub2_rn(own, his) : __hadd2_rn(own, his);
-        }
-    }
+    turn_head(t, u);
+    turn_head(t, w);
     if (!is_there || !has_channels) return;
-    store_8(a.x, at, u);
-    if (!a.q8) return;
-    const float scale = top > 0 ? 448.0f / top : 1.0f;
-    float v[8];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const float2 z = __bfloat1622float2(u.v[k]);
-        v[2 * k] = z.x * scale;
-        v[2 * k + 1] = z.y * scale;
+    if (!a.q8) {
+        store_8(a.x, at_q, u);
+        store_8(p.k, at_k, w);
+        return;
     }
-    store_e4m3<8>(a.q8, (int64_t)i * a.D + c, v);
-    if (i == 0 && lane == 0) *a.descale = 1.0f / scale;
+    store_8_e4m3(a.q8, (int64_t)i * a.D + c, u, by_q);
+    store_8_e4m3(p.k8, (int64_t)i * a.D + c, w, by_k);
+    if (i == 0 && lane == 0) {
+        *a.descale = 1.0f / by_q;
+        *p.k_descale = 1.0f / by_k;
+    }
 }
 
 /* True when every row of a rotation table allows 8 at a time. */
@@ -1240,27 +1389,39 @@ static rope_args rope_of(void *x, uint8_t dtype, const int64_t ne[3], const int6
             cos.st[0], sin.st[0], eps,   dtype, cos.dtype,     false, NULL,  NULL};
 }
 
-extern "C" bool h3_k_head_fits_e4m3(const void *x, uint8_t dtype, const int64_t ne[3],
-                                    const int64_t st[2], const float *g, float eps, h3_rows cos,
-                                    h3_rows sin)
-{
-    const rope_args a = rope_of((void *)(uintptr_t)x, dtype, ne, st, g, eps, cos, sin);
-    return is_wide_head(x, dtype, ne, st) && fits_vectors(a) && dtype == K_BF16 && a.cos &&
-           a.table == K_BF16 && eps > 0;
-}
-
 extern "C" cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype,
                                            const int64_t ne[3], const int64_t st[2], const float *g,
-                                           float eps, bool round_first, h3_rows cos, h3_rows sin,
-                                           void *q8, float *descale)
+                                           float eps, bool round_first, h3_rows cos, h3_rows sin)
 {
     rope_args a = rope_of(x, dtype, ne, st, g, eps, cos, sin);
     const bool wide = is_wide_head(x, dtype, ne, st);
     a.round_first = round_first;
-    a.q8 = q8;
-    a.descale = descale;
     if (wide && fits_vectors(a)) return run_head_vectors(s, a);
     return wide ? run_heads<8>(s, a) : run_heads<1>(s, a);
+}
+
+extern "C" bool h3_k_fits_pair(const h3_head_pair *p)
+{
+    const rope_args a =
+        rope_of(p->q, p->dtype, p->ne, p->q_st, p->gq, p->eps, p->cos, p->sin);
+    return p->dtype == K_BF16 && p->is_even && a.cos && a.table == K_BF16 && fits_vectors(a) &&
+           (uintptr_t)p->gk % 16 == 0 && is_wide_head(p->q, p->dtype, p->ne, p->q_st) &&
+           is_wide_head(p->k, p->dtype, p->ne, p->k_st);
+}
+
+extern "C" cudaError_t h3_k_head_pair(cudaStream_t s, const h3_head_pair *p)
+{
+    pair_args a = {rope_of(p->q, p->dtype, p->ne, p->q_st, p->gq, p->eps, p->cos, p->sin),
+                   p->k, p->gk, p->k_st[0], p->k_st[1], p->k8, p->k_descale};
+    const int L = a.q.D > 128 ? 32 : a.q.D > 64 ? 16 : 8;
+    const unsigned blocks = (unsigned)div_up(a.q.n, 256 / L);
+    a.q.round_first = p->round_first;
+    a.q.q8 = p->q8;
+    a.q.descale = p->q_descale;
+    if (a.q.n == 0) return cudaSuccess;
+    if (L == 32) return H3_RUN((head_pair_kernel<32>), blocks, 256, 0, s, a);
+    if (L == 16) return H3_RUN((head_pair_kernel<16>), blocks, 256, 0, s, a);
+    return H3_RUN((head_pair_kernel<8>), blocks, 256, 0, s, a);
 }
 
 /* ---------------------------------------------------------------- the rest */

@@ -388,6 +388,7 @@ static h3_status choose(h3_dev *d, plan *p, void *const *io)
     int best = 0;
     h3_status st = H3_OK;
 
+    H3_TRY(h3_cuda_not_recording(d, "the choice of an attention"));
     H3_CUDA_TRY(cudaEventCreate(&from));
     H3_CUDA_TRY(cudaEventCreate(&to));
     for (int i = 0; i < p->n_exec; i++)
@@ -501,42 +502,62 @@ static h3_status by_cudnn(h3_dev *d, const job *j, bool *done)
     return H3_OK;
 }
 
-h3_status h3_cuda_offer_heads8(h3_dev *d, h3_tensor x, void **q8, float **descale)
+/* The e4m3 graph over dense q, k, v and o. */
+static shape shape_fp8(int64_t S, int64_t H, int64_t Hk, int64_t D)
+{
+    shape s;
+
+    memset(&s, 0, sizeof s);
+    s.batch = 1;
+    s.heads = H;
+    s.kv_heads = Hk;
+    s.rows = S;
+    s.dim = D;
+    s.q_s = s.o_s = H * D;
+    s.k_s = s.v_s = Hk * D;
+    s.q_h = s.k_h = s.v_h = s.o_h = D;
+    s.dtype = H3_BF16;
+    s.is_fp8 = 1;
+    return s;
+}
+
+static bool can_fp8(const h3_backend *b, int64_t S, int64_t D)
+{
+    return b->math == H3_CUDA_FP8 && b->cudnn && b->capability >= 90 && S >= FP8_ROWS &&
+           D % 16 == 0;
+}
+
+h3_status h3_cuda_offer_heads8(h3_dev *d, h3_head_pair *p)
 {
     h3_backend *b = d->backend;
-    const int64_t S = x.ne[0], H = x.ne[1], D = x.ne[2];
-    const bool is_second = b->heads8[0].op + 1 == b->op && b->heads8[0].S == S &&
-                           b->heads8[0].D == D && b->heads8[0].H >= H;
-    const int i = is_second ? 1 : 0;
+    const int64_t S = p->ne[0], H = p->ne[1], D = p->ne[2];
+    const shape s = shape_fp8(S, H, H, D);
+    plan *found;
 
-    *q8 = NULL;
-    if (!b->cudnn || b->capability < 90 || S < FP8_ROWS || D % 16) return H3_OK;
-    if (i == 0)
-        H3_TRY(h3_cuda_grow(d, &b->attn8, (size_t)(3 * S * H * D))); // k and v are no larger
-    b->heads8[i].data = x.data;
-    b->heads8[i].op = b->op;
-    b->heads8[i].S = S;
-    b->heads8[i].H = H;
-    b->heads8[i].D = D;
-    b->heads8[i].st_s = x.st[0];
-    b->heads8[i].st_h = x.st[1];
-    *q8 = (unsigned char *)b->attn8.p + (i ? (size_t)(S * b->heads8[0].H * D) : 0);
-    *descale = b->sdpa_cache->scalars + DESCALE_Q + i * APART;
+    if (d->reader != &h3_reader_attention || !can_fp8(b, S, D)) return H3_OK;
+    H3_TRY(plan_for(d, &s, &found));
+    if (!found->is_usable) return H3_OK;
+    H3_TRY(h3_cuda_grow(d, &b->attn8, (size_t)(3 * S * H * D)));
+    b->heads8.q = p->q;
+    b->heads8.k = p->k;
+    b->heads8.op = b->op;
+    b->heads8.S = S;
+    b->heads8.H = H;
+    b->heads8.D = D;
+    b->heads8.st_s = p->q_st[0];
+    b->heads8.st_h = p->q_st[1];
+    p->q8 = b->attn8.p;
+    p->k8 = (unsigned char *)b->attn8.p + (size_t)(S * H * D);
+    p->q_descale = b->sdpa_cache->scalars + DESCALE_Q;
+    p->k_descale = b->sdpa_cache->scalars + DESCALE_K;
     return H3_OK;
 }
 
-/* True when the two operations before this one were those that made q and k. */
+/* True when the operation before this one left q and k in e4m3 only. */
 static bool has_heads8(const h3_backend *b, const job *j)
 {
-    const h3_tensor in[2] = {j->q, j->k};
-
-    for (int i = 0; i < 2; i++)
-        if (b->heads8[i].data != in[i].data || b->heads8[i].op + 2 - (uint64_t)i != b->op ||
-            b->heads8[i].S != in[i].ne[0] || b->heads8[i].H != in[i].ne[1] ||
-            b->heads8[i].D != in[i].ne[2] || b->heads8[i].st_s != in[i].st[0] ||
-            b->heads8[i].st_h != in[i].st[1])
-            return false;
-    return true;
+    return b->heads8.op && b->heads8.op + 1 == b->op && b->heads8.q == j->q.data &&
+           b->heads8.k == j->k.data;
 }
 
 /* q, k, v to e4m3, each with one scale. The sum of weighted values never exceeds the largest value,
@@ -549,16 +570,16 @@ static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3])
     const int64_t S = j->q.ne[0], D = j->q.ne[2];
     h3_heads8 a = {.S = S, .D = D};
     size_t at = 0, bytes = 0;
+    const int first = has_heads8(b, j) ? 2 : 0;
 
     for (int i = 0; i < 3; i++)
         bytes += (size_t)(S * in[i].ne[1] * D);
-    const bool has_two = has_heads8(b, j) && bytes <= b->attn8.bytes;
-    H3_TRY(h3_cuda_grow(d, &b->attn8, bytes));
+    H3_TRY(h3_cuda_grow(d, &b->attn8, bytes)); // never moves what waits there: as large then
     H3_CUDA_TRY(cudaMemsetAsync(sc + AMAX_Q, 0, 3 * APART * sizeof *sc, b->stream));
     for (int i = 0; i < 3; i++) {
         out[i] = (unsigned char *)b->attn8.p + at;
         at += (size_t)(S * in[i].ne[1] * D);
-        if (i < 2 && has_two) continue;
+        if (i < first) continue;
         a.of[a.n++] = (h3_heads8_one){.x = in[i].data,
                                       .y = out[i],
                                       .amax = (unsigned *)(void *)(sc + AMAX_Q + i * APART),
@@ -572,42 +593,44 @@ static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3])
     return H3_OK;
 }
 
-/* Under math fp8, for one long document in bf16. o gets both forms: e4m3 rows for the product that
- * follows, bf16 as ops.h promises. */
+/* Under math fp8, for one long document in bf16. What attention writes in e4m3 stays so for a
+ * product that alone reads it; others get o in bf16. */
 static h3_status by_cudnn_fp8(h3_dev *d, const job *j, bool *done)
 {
     h3_backend *b = d->backend;
     const int64_t S = j->q.ne[0], H = j->q.ne[1], Hk = j->k.ne[1], D = j->q.ne[2];
+    const h3_tensor rows = h3_is_dense(j->o) ? h3_view_2d(j->o, S, H * D) : j->o;
     float scale = j->scale, *sc;
-    unsigned char *in[3];
+    unsigned char *in[3], *o = j->o.data;
+    h3_rows8 *slot;
     plan *p;
 
     *done = false;
-    if (b->math != H3_CUDA_FP8 || !b->cudnn || b->capability < 90 || j->causal || j->n != 1 ||
-        S < FP8_ROWS || D % 16 || !is_packable(j) || j->q.dtype != H3_BF16 || !h3_is_dense(j->o))
-        return H3_OK;
-    shape s = shape_of(j, 1, S);
-    s.q_s = s.o_s = H * D;
-    s.k_s = s.v_s = Hk * D;
-    s.q_h = s.k_h = s.v_h = s.o_h = D;
-    s.is_fp8 = 1;
-    H3_TRY(plan_for(d, &s, &p));
-    if (!p->is_usable) return H3_OK;
+    H3_TRY(h3_cuda_offer_rows8(d, rows, true, &slot));
+    const bool is_fit = can_fp8(b, S, D) && !j->causal && j->n == 1 && is_packable(j) &&
+                        j->q.dtype == H3_BF16 && h3_is_dense(j->o);
+    const shape s = shape_fp8(S, H, Hk, D);
+    if (is_fit) H3_TRY(plan_for(d, &s, &p));
+    if (!is_fit || !p->is_usable) {
+        if (slot) slot->left = 0;
+        if (!has_heads8(b, j)) return H3_OK;
+        return h3_fail(H3_E_INTERNAL, "attention of %lld rows: q and k are in e4m3, it is not",
+                       (long long)S);
+    }
     sc = b->sdpa_cache->scalars;
     H3_TRY(quantise_heads(d, j, in));
-    H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * H * D)));
-    H3_TRY(h3_cuda_grow(d, &b->quant[1], (size_t)S * sizeof(float)));
-    H3_LAUNCH(d, h3_k_reciprocal(b->stream, sc + SCALE_O, sc + DESCALE_V, sc + ONE));
-    void *io[] = {in[0],          in[1],          in[2],          b->quant[0].p, &scale,
-                  sc + DESCALE_Q, sc + DESCALE_K, sc + DESCALE_V, sc + ONE,      sc + ONE,
+    if (!slot) {
+        H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * H * D)));
+        o = b->quant[0].p;
+    }
+    H3_LAUNCH(d, h3_k_reciprocal(b->stream, sc + SCALE_O, sc + DESCALE_V, sc + ONE,
+                                 slot ? slot->scales.p : NULL, slot ? S : 0));
+    void *io[] = {in[0],          in[1],          in[2],          o,        &scale,
+                  sc + DESCALE_Q, sc + DESCALE_K, sc + DESCALE_V, sc + ONE, sc + ONE,
                   sc + SCALE_O,   sc + UNUSED_S,  sc + UNUSED_O};
     H3_TRY(execute(d, p, io));
-    H3_LAUNCH(d, h3_k_from_e4m3(b->stream, j->o.data, j->o.dtype, b->quant[0].p, S, H * D,
-                                sc + DESCALE_V, b->quant[1].p));
-    b->quantised.data = j->o.data;
-    b->quantised.op = b->op;
-    b->quantised.rows = S;
-    b->quantised.cols = H * D;
+    if (!slot)
+        H3_LAUNCH(d, h3_k_from_e4m3(b->stream, j->o.data, j->o.dtype, o, S, H * D, sc + DESCALE_V));
     b->counts[H3_CUDA_N_SDPA]++;
     b->counts[H3_CUDA_N_SDPA_FP8]++;
     *done = true;

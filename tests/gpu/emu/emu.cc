@@ -306,6 +306,24 @@ cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
     *p = std::malloc(n);
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
+/* Nothing is recorded here: steps go call by call. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t *, size_t *) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long)
+{
+    return cudaErrorNotSupported;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *at, const void *p)
+{
+    std::memset(at, 0, sizeof *at);
+    at->type = cudaMemoryTypeHost; // kernels here reach all of it
+    at->devicePointer = const_cast<void *>(p);
+    return cudaSuccess;
+}
 cudaError_t cudaFreeHost(void *p)
 {
     std::free(p);

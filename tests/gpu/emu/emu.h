@@ -74,6 +74,7 @@ template <typename T> static inline T __shfl_sync(unsigned, T v, int from)
 }
 #define __expf(v) std::exp(v) // the C library has a name like it
 template <typename T> static inline void __stcg(T *p, T v) { *p = v; }
+template <typename T> static inline T __ldcs(const T *p) { return *p; }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __uint_as_float(unsigned u)
 {
