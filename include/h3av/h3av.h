@@ -79,7 +79,8 @@ typedef struct h3_engine_opts {
     const char *dit, *text_encoder, *vae, *audio_vae,
         *tokenizer;     ///< override single parts; or NULL
     const char *device; ///< "cpu" (default), "cuda", "cuda:N"
-    const char *dtype;  ///< stream of the networks: "f32" (exact, default on the CPU) or "bf16"
+    const char *dtype;  ///< stream of the networks: "f32" (exact), "bf16", or "auto" (default): f32
+                        ///< on the CPU, bf16 on a GPU
     const char
         *math; ///< products; CPU: "auto", "f32", "bf16", "int8"; CUDA: "auto", "f32", "tf32", "fp8"
     const char *qkv;   ///< row order of fused q/k/v: "auto", "interleaved", "stacked"
@@ -300,7 +301,8 @@ typedef struct h3_bench_opts {
 H3_API h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json);
 
 /** Operation counters of the engine's device since it was opened, as JSON: calls, reference calls
- *  (a fast device should have none), FLOPs, seconds. */
+ *  (a fast device should have none), FLOPs, seconds. A GPU adds "ways": how often each of its ways
+ *  was taken. */
 H3_API h3_status h3_counters_json(h3_engine *e, char **json);
 
 #ifdef __cplusplus

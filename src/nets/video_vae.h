@@ -97,7 +97,8 @@ H3_NODISCARD h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *
                                                  const h3_video_decode_opts *opts, size_t *bytes);
 
 /** The largest power of two of tiles_in_flight, up to 64, whose scratch stays within `budget`
- * bytes; 1 when even one tile does not. Other settings are those of `opts`. */
+ * bytes; 1 when even one tile does not. Where the device says how many pieces of a product it works
+ * on at once, the number that leaves it idle least. Other settings are those of `opts`. */
 int h3_video_vae_tiles_that_fit(const h3_dev *d, h3_video_vae *v, int64_t t, int64_t h, int64_t w,
                                 const h3_video_decode_opts *opts, size_t budget);
 

@@ -145,7 +145,12 @@ typedef struct decode_run {
     h3_tensor frames;   // of the current clip: u8 [own, H, W, 3] or f32 [3, own, H, W]
     video_seams seams;
     int32_t *cu; // [batch + 1] on the host
+    int *bad;    // [batch] what check_finite says of the tiles of the batch that is being finished
     void *host;  // frames on their way to the sink, when the device's memory is not ours
+    int mark;    // behind that batch and the copy of its frames; below 0: there is no such thing
+    int64_t bad_job, n_bad;        // the tiles that `bad` is about
+    int64_t out_first, out_frames; // frames in `host` that the sink has not seen
+    int64_t total;                 // jobs
 } decode_run;
 
 /* View number `which` (0 q, 1 k, 2 v) of a fused product [S, 3 * dim], as [S, heads, head_dim]. */
@@ -164,8 +169,9 @@ static h3_tensor head_view(h3_tensor qkv, const h3_video_vae_geometry *g, bool i
     return t;
 }
 
-/* x += scale1 * to_out(attention(norm1(x))), then x += scale2 * w2(silu(gate) * up). */
-static h3_status block_forward(decode_run *r, int i, h3_tensor x, int n_tiles)
+/* x += scale1 * to_out(attention(h)), then x += scale2 * w2(silu(gate) * up) of its norm. h is
+ * norm1(x), and afterwards the same for the next block. */
+static h3_status block_forward(decode_run *r, int i, h3_tensor x, h3_tensor h, int n_tiles)
 {
     h3_dev *d = r->d;
     const h3_ops *op = d->ops;
@@ -176,7 +182,6 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, int n_tiles)
     const h3_tensor none = {.data = NULL};
     const h3_tensor cos = h3_slice(r->cos, 0, 0, S), sin = h3_slice(r->sin, 0, 0, S);
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor h = h3_scratch_2d(d, act, S, dim);
     h3_tensor qkv = h3_scratch_2d(d, act, S, 3 * dim);
     h3_tensor o = h3_scratch_2d(d, act, S, dim);
 
@@ -184,14 +189,12 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, int n_tiles)
     const h3_tensor q = head_view(qkv, g, b->qkv.interleaved, 0),
                     k = head_view(qkv, g, b->qkv.interleaved, 1),
                     v = head_view(qkv, g, b->qkv.interleaved, 2);
-    H3_TRY(op->rms_norm(d, h, x, b->norm1, g->eps, false));
     h3_tap(d, h, "block%d.norm1", i);
     H3_TRY(op->gemm(d, qkv, h, &b->qkv, H3_ACT_NONE));
     h3_tap(d, q, "block%d.q", i);
     h3_tap(d, k, "block%d.k", i);
     h3_tap(d, v, "block%d.v", i);
-    H3_TRY(op->head_norm_rope(d, q, none, g->eps, false, cos, sin)); // a norm without a gain
-    H3_TRY(op->head_norm_rope(d, k, none, g->eps, false, cos, sin));
+    H3_TRY(op->qk_norm_rope(d, q, k, none, none, g->eps, false, cos, sin)); // norms without gains
     h3_tap(d, q, "block%d.q_rotated", i);
     h3_tap(d, k, "block%d.k_rotated", i);
     H3_TRY(op->attention(d, h3_view_3d(o, S, g->heads, g->head_dim), q, k, v,
@@ -199,16 +202,14 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, int n_tiles)
     h3_tap(d, o, "block%d.attention", i);
     H3_TRY(op->gemm(d, h, o, &b->out, H3_ACT_NONE));
     h3_tap(d, h, "block%d.attention_projected", i);
-    H3_TRY(op->scale_add(d, x, h, b->scale1));
+    H3_TRY(op->scale_add_norm(d, h, x, h, b->scale1, b->norm2, g->eps));
     h3_tap(d, x, "block%d.after_attention", i);
     h3_arena_release(&d->scratch, mark);
 
-    h = h3_scratch_2d(d, act, S, dim);
     h3_tensor w1 = h3_scratch_2d(d, act, S, 2 * ff); // [gate | up]
     h3_tensor hidden = h3_scratch_2d(d, act, S, ff);
     H3_TRY(h3_scratch_check(d, "video VAE feed-forward"));
     const h3_tensor gate = h3_slice(w1, 1, 0, ff), up = h3_slice(w1, 1, ff, ff);
-    H3_TRY(op->rms_norm(d, h, x, b->norm2, g->eps, false));
     h3_tap(d, h, "block%d.norm2", i);
     H3_TRY(op->gemm(d, w1, h, &b->w1, H3_ACT_NONE));
     h3_tap(d, gate, "block%d.ff_gate", i);
@@ -217,7 +218,10 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, int n_tiles)
     h3_tap(d, hidden, "block%d.ff_hidden", i);
     H3_TRY(op->gemm(d, h, hidden, &b->w2, H3_ACT_NONE));
     h3_tap(d, h, "block%d.ff_out", i);
-    H3_TRY(op->scale_add(d, x, h, b->scale2));
+    if (i + 1 < (int)g->n_layers)
+        H3_TRY(op->scale_add_norm(d, h, x, h, b->scale2, b[1].norm1, g->eps));
+    else
+        H3_TRY(op->scale_add(d, x, h, b->scale2));
     h3_tap(d, x, "block%d.out", i);
     h3_arena_release(&d->scratch, mark);
     return H3_OK;
@@ -264,7 +268,6 @@ static h3_status take_latents(decode_run *r, h3_tensor wide, int64_t from, int64
         memcpy(dense + i * row, (const float *)some.data + i * some.st[0],
                (size_t)row * sizeof *dense);
     st = h3_dev_upload(d, wide, dense);
-    if (st == H3_OK) st = h3_dev_sync(d);
     free(dense);
     return st;
 }
@@ -317,6 +320,7 @@ static h3_status tiles_forward(decode_run *r, const h3_tensor *pixels, int64_t j
     const int64_t N = r->n_tokens, S = n_tiles * N, n_tiles_clip = r->y.n * r->x.n;
     const size_t mark = h3_arena_mark(&d->scratch);
     h3_tensor x = h3_scratch_2d(d, H3_F32, S, g->dim); // the residual stream stays f32
+    h3_tensor h = h3_scratch_2d(d, r->o.act, S, g->dim);
 
     H3_TRY(h3_scratch_check(d, "video VAE tokens"));
     H3_TRY(acquire(d, m->store, 0));
@@ -329,14 +333,14 @@ static h3_status tiles_forward(decode_run *r, const h3_tensor *pixels, int64_t j
     release(d, m->store, 0);
     h3_tap(d, h3_slice(x, 0, 0, r->n_voxels), "embedded");
     h3_tap(d, x, "tokens");
+    H3_TRY(op->rms_norm(d, h, x, m->block[0].norm1, g->eps, false));
     for (int i = 0; i < (int)g->n_layers; i++) {
         H3_TRY(h3_dev_check(d));
         H3_TRY(acquire(d, m->store, i + 1));
-        H3_TRY(block_forward(r, i, x, n_tiles));
+        H3_TRY(block_forward(r, i, x, h, n_tiles));
         release(d, m->store, i + 1);
     }
 
-    h3_tensor h = h3_scratch_2d(d, r->o.act, S, g->dim);
     h3_tensor rows = h3_scratch_2d(d, H3_F32, r->n_voxels, m->proj.rows);
     H3_TRY(h3_scratch_check(d, "video VAE pixels"));
     H3_TRY(op->layer_norm(d, h, x, m->norm_g, m->norm_b, g->eps));
@@ -388,68 +392,110 @@ static h3_status finish_tile(decode_run *r, h3_tensor pixels, int64_t clip, int6
     return place(r, own, c->own, top, left);
 }
 
-/* The first n of the clip's frames leave as frames [first, first + n) of the video. */
-static h3_status emit(decode_run *r, int64_t first, int64_t n)
+/* Tiles [from, to) of the batch that is being finished hold numbers. Their work was waited for. */
+static h3_status check_numbers(const decode_run *r, int64_t from, int64_t to)
 {
-    h3_dev *d = r->d;
+    const int64_t per_clip = r->y.n * r->x.n;
+
+    for (int64_t k = from; k < to; k++) {
+        const int64_t job = r->bad_job + k;
+        if (!((volatile const int *)r->bad)[k]) continue;
+        return h3_fail(
+            H3_E_NUMERIC,
+            "video VAE: NaN or infinity in tile %lld of clip %lld; the latents or the weights "
+            "are not numbers, or %s overflows",
+            (long long)(job % per_clip), (long long)(job / per_clip), h3_dtype_name(r->o.act));
+    }
+    return H3_OK;
+}
+
+static h3_status hand_out(decode_run *r, int64_t first, int64_t n)
+{
     h3_tensor t = h3_slice(r->frames, r->o.is_float ? 1 : 0, 0, n);
 
-    if (n <= 0 || d->is_plan) return H3_OK;
-    H3_TRY(h3_dev_sync(d));
-    if (d->mem == H3_DEVICE) {
-        h3_tensor all = r->frames;
-        H3_TRY(h3_dev_download(d, r->host, all));
+    if (r->d->mem == H3_DEVICE) {
         t.data = r->host;
         t.mem = H3_HOST;
     }
     return r->sink(r->user, first, t);
 }
 
-static h3_status emit_clip(decode_run *r, int64_t clip)
+/* The batch before is through: its numbers are looked at, and frames that it ended leave. Called
+ * when the next one was enqueued, so that a GPU computes that while the sink is at work. */
+static h3_status settle(decode_run *r)
+{
+    const int64_t n = r->out_frames, done = r->bad_job + r->n_bad;
+
+    if (r->n_bad == 0) return H3_OK;
+    if (r->mark >= 0)
+        H3_TRY(r->d->await(r->d, H3_QUEUE_HOST, r->mark));
+    else
+        H3_TRY(h3_dev_sync(r->d));
+    H3_TRY(check_numbers(r, 0, r->n_bad));
+    r->n_bad = r->out_frames = 0;
+    if (n > 0) H3_TRY(hand_out(r, r->out_first, n));
+    if (r->o.progress) r->o.progress(r->o.progress_user, done, r->total);
+    return H3_OK;
+}
+
+/* The first n of the clip's frames leave as frames [first, first + n) of the video: now, or from a
+ * GPU with the batch. `k` tiles of the batch were finished. */
+static h3_status emit(decode_run *r, int64_t first, int64_t n, int64_t k)
+{
+    h3_dev *d = r->d;
+
+    if (n <= 0 || d->is_plan) return H3_OK;
+    if (r->out_frames > 0) { // the batch ends more than one clip
+        const int64_t before = r->out_frames;
+        H3_TRY(h3_dev_sync(d));
+        H3_TRY(check_numbers(r, 0, k));
+        r->out_frames = 0;
+        H3_TRY(hand_out(r, r->out_first, before));
+    }
+    r->out_first = first;
+    r->out_frames = n;
+    if (r->mark >= 0)
+        return d->copy_out(d, r->host, r->frames.data,
+                           (size_t)h3_numel(r->frames) * h3_dtype_bytes(r->frames.dtype));
+    H3_TRY(h3_dev_sync(d));
+    H3_TRY(check_numbers(r, 0, k));
+    if (d->mem == H3_DEVICE) H3_TRY(h3_dev_download(d, r->host, r->frames));
+    r->out_frames = 0;
+    return hand_out(r, first, n);
+}
+
+static h3_status emit_clip(decode_run *r, int64_t clip, int64_t k)
 {
     const h3_decode_clips *c = &r->clips;
     const int64_t first = clip * c->own, rest = c->n_frames - first;
 
-    H3_TRY(emit(r, first, rest < c->own ? rest : c->own));
+    H3_TRY(emit(r, first, rest < c->own ? rest : c->own, k));
     if (clip + 1 < c->n_clips || rest <= c->own) return H3_OK;
     H3_TRY(place(r, r->tail, c->fade, 0, 0)); // the last tail has nothing to fade into
-    return emit(r, first + c->own, rest - c->own);
-}
-
-/* Numbers are looked at before frames leave. `bad` is what check_finite left so far. */
-static h3_status check_numbers(decode_run *r, int64_t job, const int *bad)
-{
-    const int64_t per_clip = r->y.n * r->x.n;
-
-    H3_TRY(h3_dev_sync(r->d));
-    if (!*bad) return H3_OK;
-    return h3_fail(
-        H3_E_NUMERIC,
-        "video VAE: NaN or infinity in tile %lld of clip %lld; the latents or the weights "
-        "are not numbers, or %s overflows",
-        (long long)(job % per_clip), (long long)(job / per_clip), h3_dtype_name(r->o.act));
+    return emit(r, first + c->own, rest - c->own, k);
 }
 
 /* Jobs [job, job + n) that went through the network: one after another into their clips. */
-static h3_status finish_batch(decode_run *r, const h3_tensor *pixels, int64_t job, int n, int *bad)
+static h3_status finish_batch(decode_run *r, const h3_tensor *pixels, int64_t job, int n)
 {
     const int64_t per_clip = r->y.n * r->x.n;
 
+    memset(r->bad, 0, (size_t)r->batch * sizeof *r->bad);
+    r->bad_job = job;
+    r->n_bad = n;
     for (int k = 0; k < n; k++) {
         const int64_t clip = (job + k) / per_clip, tile = (job + k) % per_clip;
         if (job + k == 0) h3_tap(r->d, pixels[k], "pixels");
-        H3_TRY(r->d->ops->check_finite(r->d, pixels[k], bad));
+        H3_TRY(r->d->ops->check_finite(r->d, pixels[k], &r->bad[k]));
         H3_TRY(finish_tile(r, pixels[k], clip, tile / r->x.n, tile % r->x.n));
-        if (tile + 1 < per_clip) continue;
-        H3_TRY(check_numbers(r, job, bad));
-        H3_TRY(emit_clip(r, clip));
+        if (tile + 1 == per_clip) H3_TRY(emit_clip(r, clip, k + 1));
     }
-    return check_numbers(r, job, bad);
+    return r->mark >= 0 ? r->d->mark(r->d, H3_QUEUE_COMPUTE, r->mark) : settle(r);
 }
 
 /* Batches go round the ranks; what a rank made goes to rank 0, where seams, fades and frames are.
  * The batches are those of one rank, so the numbers are too. */
-static h3_status run_batch(decode_run *r, const h3_tensor *pixels, int64_t job, int n, int *bad)
+static h3_status run_batch(decode_run *r, const h3_tensor *pixels, int64_t job, int n)
 {
     h3_comm *c = r->d->comm;
     const int me = h3_comm_rank(c), owner = (int)(job / r->batch % h3_comm_size(c));
@@ -464,17 +510,18 @@ static h3_status run_batch(decode_run *r, const h3_tensor *pixels, int64_t job, 
     if (owner != 0)
         H3_TRY(me == 0 ? h3_comm_exchange(c, r->d, NULL, 0, tile, n)
                        : h3_comm_exchange(c, r->d, tile, n, NULL, 0));
-    return me == 0 ? finish_batch(r, pixels, job, n, bad) : H3_OK;
+    if (me != 0) return H3_OK;
+    H3_TRY(settle(r));
+    return finish_batch(r, pixels, job, n);
 }
 
 static h3_status run_jobs(decode_run *r)
 {
     h3_dev *d = r->d;
-    const int64_t total = r->clips.n_clips * r->y.n * r->x.n;
+    const int64_t total = r->total;
     const size_t mark = h3_arena_mark(&d->scratch);
     h3_tensor *pixels = calloc((size_t)r->batch, sizeof *pixels);
     h3_status st = pixels ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for a batch of tiles");
-    int bad = 0;
 
     for (int64_t k = 0; st == H3_OK && k < r->batch; k++)
         pixels[k] = h3_scratch_4d(d, H3_F32, 3, r->clips.clip_frames, r->y.tile, r->x.tile);
@@ -483,10 +530,9 @@ static h3_status run_jobs(decode_run *r)
         st = h3_comm_same(d->comm, (uint64_t)r->batch, "the number of tiles in flight");
     for (int64_t job = 0; st == H3_OK && job < total; job += r->batch) {
         const int n = (int)(total - job < r->batch ? total - job : r->batch);
-        st = run_batch(r, pixels, job, n, &bad);
-        if (st == H3_OK && r->o.progress && h3_comm_rank(d->comm) == 0)
-            r->o.progress(r->o.progress_user, job + n, total);
+        st = run_batch(r, pixels, job, n);
     }
+    if (st == H3_OK) st = settle(r);
     free(pixels);
     h3_arena_release(&d->scratch, mark);
     return st;
@@ -619,30 +665,68 @@ static h3_status plan_run(decode_run *r, h3_tensor z)
     r->tw = r->x.tile / g->ratio;
     r->n_voxels = r->clips.window * r->th * r->tw;
     r->n_tokens = r->n_voxels + g->n_registers + 1;
-    const int64_t jobs = r->clips.n_clips * r->y.n * r->x.n;
+    r->total = r->clips.n_clips * r->y.n * r->x.n;
     r->batch = r->o.tiles_in_flight > 0 ? r->o.tiles_in_flight : 1;
-    if (r->batch > jobs) r->batch = jobs;
+    if (r->batch > r->total) r->batch = r->total;
     if (r->batch > MAX_BATCH) r->batch = MAX_BATCH;
     if (r->batch > INT32_MAX / r->n_tokens)
         return h3_fail(H3_E_ARG, "%lld tiles in flight are too many", (long long)r->batch);
     return H3_OK;
 }
 
+/* Frames of a GPU leave beside its work where it has pinned memory and marks. Over ranks they leave
+ * at once: waiting for a mark could be waiting for a rank that is gone. */
+static int take_mark(h3_dev *d)
+{
+    if (!d->pin || !d->copy_out || d->is_plan || d->mem != H3_DEVICE || h3_comm_size(d->comm) > 1)
+        return -1;
+    for (int i = 0; i < H3_DEV_MARKS; i++)
+        if (!(d->marks_taken >> i & 1)) {
+            d->marks_taken |= (uint64_t)1 << i;
+            return i;
+        }
+    return -1;
+}
+
 static h3_status take_host(decode_run *r)
 {
+    const size_t bad = (size_t)r->batch * sizeof *r->bad;
+    const size_t frames = (size_t)h3_numel(r->frames) * h3_dtype_bytes(r->frames.dtype);
+
     r->cu = calloc((size_t)r->batch + 1, sizeof *r->cu);
     if (!r->cu) return h3_fail(H3_E_NOMEM, "no memory for a batch of tiles");
     for (int64_t k = 0; k <= r->batch; k++)
         r->cu[k] = (int32_t)(k * r->n_tokens);
+    if (r->mark >= 0) {
+        H3_TRY(r->d->pin(r->d, (void **)&r->bad, bad));
+        return r->d->pin(r->d, &r->host, frames);
+    }
+    r->bad = malloc(bad);
+    if (!r->bad) return h3_fail(H3_E_NOMEM, "no memory for a batch of tiles");
     if (r->d->mem != H3_DEVICE || r->d->is_plan) return H3_OK;
-    r->host = malloc((size_t)h3_numel(r->frames) * h3_dtype_bytes(r->frames.dtype));
+    r->host = malloc(frames);
     return r->host ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the frames of a clip");
+}
+
+static void give_host(decode_run *r)
+{
+    if (r->mark >= 0) {
+        const h3_status st = h3_dev_sync(r->d); // after a failure copies may be under way
+        (void)st;
+        r->d->unpin(r->d, r->bad);
+        r->d->unpin(r->d, r->host);
+        r->d->marks_taken &= ~((uint64_t)1 << r->mark);
+    } else {
+        free(r->bad);
+        free(r->host);
+    }
+    free(r->cu);
 }
 
 h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,
                               const h3_video_decode_opts *opts, h3_frames_fn sink, void *user)
 {
-    decode_run r = {.d = d, .v = v, .sink = sink, .user = user};
+    decode_run r = {.d = d, .v = v, .sink = sink, .user = user, .mark = -1};
     const size_t mark = h3_arena_mark(&d->scratch);
     size_t bytes;
     h3_status st;
@@ -653,11 +737,11 @@ h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,
         H3_TRY(h3_video_vae_decode_bytes(d, v, z.ne[1], z.ne[2], z.ne[3], opts, &bytes));
         H3_TRY(h3_dev_scratch(d, bytes));
     }
+    r.mark = take_mark(d);
     if ((st = carve(&r, z)) == H3_OK && (st = take_host(&r)) == H3_OK &&
         (st = make_rope(&r)) == H3_OK)
         st = run_jobs(&r);
-    free(r.host);
-    free(r.cu);
+    give_host(&r);
     h3_arena_release(&d->scratch, mark);
     return st;
 }
@@ -681,21 +765,65 @@ h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *v, int64_t t,
     return st;
 }
 
+/* What the products of all batches of `n` tiles take on a machine that works on `units` pieces of
+ * 128 x 256 results at once: the last round of a product takes as long as a full one. */
+static double rounds(const h3_video_vae_geometry *g, int64_t jobs, int64_t n, int64_t tokens,
+                     int units)
+{
+    const int64_t shape[4][2] = {
+        {3 * g->dim, g->dim}, {g->dim, g->dim}, {2 * g->ff, g->dim}, {g->dim, g->ff}};
+    double sum = 0;
+
+    for (int64_t job = 0; job < jobs; job += n) {
+        const int64_t rows = (jobs - job < n ? jobs - job : n) * tokens;
+        for (int i = 0; i < 4; i++) {
+            const int64_t pieces = (rows + 127) / 128 * ((shape[i][0] + 255) / 256);
+            sum += (double)((pieces + units - 1) / units) * (double)shape[i][1];
+        }
+    }
+    return sum;
+}
+
+/* The fewest tiles, 8 or more if there are so many, within a hundredth of the best: frames leave
+ * early. */
+static int fewest_good(const decode_run *r, int most, int units)
+{
+    double best = 1e300;
+    int n = most < 8 ? most : 8;
+
+    for (int k = 1; k <= most; k++) {
+        const double t = rounds(&r->v->geo, r->total, k, r->n_tokens, units);
+        best = t < best ? t : best;
+    }
+    while (n < most && rounds(&r->v->geo, r->total, n, r->n_tokens, units) > 1.01 * best)
+        n++;
+    return n;
+}
+
 int h3_video_vae_tiles_that_fit(const h3_dev *d, h3_video_vae *v, int64_t t, int64_t h, int64_t w,
                                 const h3_video_decode_opts *opts, size_t budget)
 {
     h3_video_decode_opts o = opts ? *opts : (h3_video_decode_opts){.act = H3_F32};
+    const int64_t ne[4] = {v->geo.latents, t, h, w};
+    decode_run r = {.v = v, .o = o};
     size_t bytes, before = 0;
-    int best = 1;
+    int best = 1, step = 64;
 
-    for (int n = 1; n <= 64; n *= 2) {
+    for (int n = 1; n <= MAX_BATCH; n *= 2) {
         o.tiles_in_flight = n;
         if (h3_video_vae_decode_bytes(d, v, t, h, w, &o, &bytes) != H3_OK || bytes > budget) break;
         if (bytes == before) break; // there are no more tiles
         before = bytes;
         best = n;
     }
-    return best;
+    if (d->n_units == 0 || plan_run(&r, h3_host_tensor(NULL, H3_F32, 4, ne)) != H3_OK) return best;
+    for (; step > 0; step /= 2) { // the most that fit, not only powers of two
+        o.tiles_in_flight = best + step;
+        if (best + step > MAX_BATCH || best + step > r.total) continue;
+        if (h3_video_vae_decode_bytes(d, v, t, h, w, &o, &bytes) == H3_OK && bytes <= budget)
+            best += step;
+    }
+    return fewest_good(&r, best, d->n_units);
 }
 
 int64_t h3_video_vae_frames(const h3_video_vae *v, int64_t latent_frames)

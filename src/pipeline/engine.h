@@ -69,6 +69,16 @@ h3_status h3_engine_check_parts(h3_engine *e);
 /** A tokenizer's folder or file, or a GGUF with a vocabulary in its metadata. */
 h3_status h3_open_tokenizer(h3_tok **out, const char *path);
 
+/**
+ * How latents [24, t, h, w] are decoded, for the plan and for the run. On a GPU activations are those
+ * of the other networks and many tiles fly together: as many as a part of its memory holds, whatever
+ * is free of it now, since sums may depend on how many there are. On a host one after another in
+ * f32: there the memory counts. `d` is the device, or the counting one.
+ */
+struct h3_video_decode_opts h3_engine_decode_opts(const h3_engine *e, const h3_dev *d,
+                                                  struct h3_video_vae *v, int64_t t, int64_t h,
+                                                  int64_t w);
+
 /** Words of an option to a value; H3_E_ARG lists what is accepted. */
 h3_status h3_parse_qkv(h3_qkv_order *out, const char *word);
 

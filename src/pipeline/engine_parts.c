@@ -7,6 +7,7 @@
 
 #include "job.h"
 #include "qkv_check.h"
+#include "video_vae.h"
 
 /* ------------------------------------------------------------------------------------- notes */
 
@@ -107,6 +108,22 @@ h3_status h3_engine_check_parts(h3_engine *e)
     H3_TRY(check_part(e, e->model.text_encoder, H3_ROLE_TEXT_ENCODER));
     H3_TRY(check_part(e, e->model.video_vae, H3_ROLE_VIDEO_VAE));
     return check_part(e, e->model.audio_vae, H3_ROLE_AUDIO_VAE);
+}
+
+h3_video_decode_opts h3_engine_decode_opts(const h3_engine *e, const h3_dev *d, h3_video_vae *v,
+                                           int64_t t, int64_t h, int64_t w)
+{
+    const size_t most = (size_t)4 << 30; // beyond that nothing is gained
+    h3_video_decode_opts o = {.act = H3_F32};
+    size_t n_free, n_total = 0;
+
+    if (e->dev->mem != H3_DEVICE) return o;
+    o.act = (h3_dtype)e->act;
+    if (!e->dev->memory || e->dev->memory(e->dev, &n_free, &n_total) != H3_OK) return o;
+    size_t budget = e->vram_limit ? e->vram_limit / 4 : n_total / 8;
+    if (budget > most) budget = most;
+    o.tiles_in_flight = h3_video_vae_tiles_that_fit(d, v, t, h, w, &o, budget);
+    return o;
 }
 
 /* ---------------------------------------------------------------------------------- tokenizer */

@@ -458,7 +458,7 @@ static h3_status plan_decode(planner *k)
 {
     const h3_job *j = k->j;
     const h3_plan *plan = j->plan;
-    const h3_video_decode_opts opts = {.act = H3_F32};
+    h3_video_decode_opts opts;
     h3_fit_phase *p = &k->fit->phase[H3_FIT_DECODE];
     h3_part *part = NULL;
     size_t bytes = 0;
@@ -467,6 +467,9 @@ static h3_status plan_decode(planner *k)
     *p = begin(k, H3_FIT_DECODE);
     p->is_used = j->rq->out_path || j->rq->frames_dir;
     st = open_part(k, &part, H3_PART_PICTURE, (h3_part_how){0});
+    if (st == H3_OK)
+        opts = h3_engine_decode_opts(j->e, k->plan, part->net.video, plan->latent.t, plan->latent.h,
+                                     plan->latent.w);
     if (st == H3_OK)
         st = h3_video_vae_decode_bytes(k->plan, part->net.video, plan->latent.t, plan->latent.h,
                                        plan->latent.w, &opts, &bytes);
@@ -565,6 +568,7 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
     if (!e->plan) H3_TRY(h3_dev_open(&e->plan, "plan", NULL));
     k.plan = e->plan;
     k.plan->comm = e->dev->comm; // this rank's share is planned
+    k.plan->n_units = e->dev->n_units;
     st = plan_all(&k);
 #ifdef __GLIBC__
     malloc_trim(0); // what planning took and gave back is free, not held

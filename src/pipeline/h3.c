@@ -38,7 +38,7 @@ void h3_string_free(char *s)
 h3_engine_opts h3_engine_default(void)
 {
     return (h3_engine_opts){.device = "cpu",
-                            .dtype = "f32",
+                            .dtype = "auto",
                             .math = "auto",
                             .qkv = "auto",
                             .quant = "auto",
@@ -67,13 +67,15 @@ h3_status h3_parse_qkv(h3_qkv_order *out, const char *word)
     return h3_fail(H3_E_ARG, "qkv %s: expected auto, interleaved or stacked", word);
 }
 
-static h3_status parse_dtype(uint8_t *out, const char *word)
+static h3_status parse_dtype(uint8_t *out, const char *word, const h3_dev *d)
 {
+    *out = d && d->mem == H3_DEVICE ? H3_BF16 : H3_F32;
+    if (!word || strcmp(word, "auto") == 0) return H3_OK;
     *out = H3_F32;
-    if (!word || strcmp(word, "f32") == 0) return H3_OK;
+    if (strcmp(word, "f32") == 0) return H3_OK;
     *out = H3_BF16;
     if (strcmp(word, "bf16") == 0) return H3_OK;
-    return h3_fail(H3_E_ARG, "dtype %s: expected f32 or bf16", word);
+    return h3_fail(H3_E_ARG, "dtype %s: expected auto, f32 or bf16", word);
 }
 
 static h3_status parse_offload(h3_offload *out, const char *word)
@@ -168,12 +170,13 @@ static h3_status open_engine(h3_engine **out, const h3_engine_opts *opts)
     e->comm = opts->ranks ? opts->ranks->comm : NULL;
     if (e->comm) e->comm->cancel = &e->cancel;
     if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
-    if ((st = parse_dtype(&e->act, opts->dtype)) != H3_OK) goto fail;
+    if ((st = parse_dtype(&e->act, opts->dtype, NULL)) != H3_OK) goto fail;
     if ((st = parse_offload(&e->offload, opts->offload)) != H3_OK) goto fail;
     if ((st = parse_quant(&e->quant, opts->quant)) != H3_OK) goto fail;
     e->ram_limit = opts->ram_limit;
     e->vram_limit = opts->vram_limit;
     if ((st = open_device(e, opts)) != H3_OK) goto fail;
+    if ((st = parse_dtype(&e->act, opts->dtype, e->dev)) != H3_OK) goto fail;
     if ((st = h3_model_find(&e->model, &paths)) != H3_OK) goto fail;
     if ((st = take_loras(e, opts)) != H3_OK) goto fail;
     if ((st = h3_engine_check_parts(e)) != H3_OK) goto fail;
@@ -381,6 +384,21 @@ h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
     return *json ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the plan");
 }
 
+/* What a backend counts beside operations: which of its ways were taken, and how often. */
+static void add_ways(json_t *o, const h3_dev *d)
+{
+    json_t *all = json_object();
+    const char *name;
+    uint64_t n = 0;
+
+    for (int i = 0; d->way && (name = d->way(d, i, &n)); i++)
+        if (n > 0) json_object_set_new(all, name, json_integer((json_int_t)n));
+    if (json_object_size(all) > 0)
+        json_object_set_new(o, "ways", all);
+    else
+        json_decref(all);
+}
+
 h3_status h3_counters_json(h3_engine *e, char **json)
 {
     json_t *o = json_object();
@@ -394,6 +412,7 @@ h3_status h3_counters_json(h3_engine *e, char **json)
                                       s->flops * 1e-9, "gbyte", s->bytes * 1e-9, "seconds",
                                       s->seconds));
     }
+    add_ways(o, e->dev);
     *json = json_dumps(o, JSON_INDENT(2));
     json_decref(o);
     return *json ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the counters");

@@ -96,13 +96,16 @@ static h3_status decode_picture(h3_job *j, h3_output *out)
     const int64_t ne[4] = {H3_VIDEO_CHANNELS, j->latents.t, j->latents.h, j->latents.w};
     h3_engine *e = j->e;
     decode_user u = {j, out, h3_now()};
-    const h3_video_decode_opts opts = {.act = H3_F32, .progress = tile_done, .progress_user = &u};
+    h3_video_decode_opts opts = {.act = H3_F32};
     h3_part *p = NULL;
     size_t bytes = 0;
     h3_status st;
 
     st = h3_part_open(&p, e, e->dev, H3_PART_PICTURE, (h3_part_how){0});
     if (st == H3_OK) st = h3_part_bind(p, e);
+    if (st == H3_OK) opts = h3_engine_decode_opts(e, e->dev, p->net.video, ne[1], ne[2], ne[3]);
+    opts.progress = tile_done;
+    opts.progress_user = &u;
     if (st == H3_OK)
         st = h3_video_vae_decode_bytes(e->dev, p->net.video, ne[1], ne[2], ne[3], &opts, &bytes);
     if (st == H3_OK) st = h3_dev_scratch(e->dev, bytes);

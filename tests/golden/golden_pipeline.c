@@ -510,6 +510,7 @@ static h3_status run_once(golden *g, const char *root)
     r->kase = json_object_get(g->meta, "case");
     eo.model = root;
     eo.device = g->device;
+    eo.dtype = "f32"; // the files' own, on a GPU too
     st = h3_engine_open(&r->e, &eo);
     if (st == H3_OK) st = build_request(r);
     if (st == H3_OK) {
