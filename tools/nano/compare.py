@@ -1,6 +1,6 @@
 """The engine against diffusers' own modular pipeline: the same weights, prompt and seed, pixel by pixel.
 
-    python compare.py --engine ../../build/release/h3av --original ../../models/h3-nano --diffusers DIR
+    python compare.py --engine ../../build/release/h3av --original ../../models/h3-nano --diffusers DIR [--first PICTURE | --ref PICTURE]
 """
 
 import argparse
@@ -69,19 +69,30 @@ def main():
     parser.add_argument("--frames", type=int, default=22)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--first", help="a picture that the clip begins with")
+    parser.add_argument("--ref", help="a picture of what moves")
     args = parser.parse_args()
     height, width = args.size
+    given, theirs_too = [], {}
+    if args.first:
+        given, theirs_too = ["--first", args.first], dict(image=Image.open(args.first).convert("RGB"))
+    if args.ref:
+        from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference
+
+        given = ["--ref", args.ref]
+        theirs_too = dict(references=[MiniMaxH3ImageReference(image=Image.open(args.ref).convert("RGB"))])
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([args.engine, "generate", "-m", args.original, "-p", args.prompt, "-s", f"{width}x{height}", "-f",
                         str(args.frames), "--steps", str(args.steps), "--seed", str(args.seed), "-q", "--frames-dir",
-                        os.path.join(folder, "f"), "--wav", os.path.join(folder, "a.wav"), "--no-save-latents"], check=True)
+                        os.path.join(folder, "f"), "--wav", os.path.join(folder, "a.wav"), "--no-save-latents", *given],
+                       check=True)
         names = sorted(n for n in os.listdir(os.path.join(folder, "f")) if n.endswith(".png"))
         ours = np.stack([np.asarray(Image.open(os.path.join(folder, "f", n)).convert("RGB")) for n in names])
         with wave.open(os.path.join(folder, "a.wav")) as f:
             sound = np.frombuffer(f.readframes(f.getnframes()), "<i2").reshape(-1, 2).T
     pipe = load_pipeline(args.diffusers)
     state = pipe(prompt=args.prompt, height=height, width=width, num_frames=args.frames, num_inference_steps=args.steps,
-                 generator=torch.Generator("cpu").manual_seed(args.seed), output_type="np")
+                 generator=torch.Generator("cpu").manual_seed(args.seed), output_type="np", **theirs_too)
     theirs = np.rint(np.clip(state.get("videos")[0], 0, 1) * 255).astype(np.int64)
     wave32 = state.get("audio")[0].numpy()
     pcm = np.trunc(np.clip(wave32, -1, 1) * 32767).astype(np.int64)

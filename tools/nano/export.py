@@ -371,7 +371,7 @@ def deinterleave(weight, heads):
 
 
 def back(original, weights):
-    """Files of a training from a released folder: what `read` reads."""
+    """Files of a training from a released folder: what `read` reads (the code is made again by lincode.py)."""
     os.makedirs(weights, exist_ok=True)
     fl, at = os.path.join(original, "FL2VA"), lambda name: os.path.join(weights, name)
     load = lambda *names: {k: v for path in sorted(glob.glob(os.path.join(fl, *names, "*.safetensors")))
@@ -407,7 +407,6 @@ def back(original, weights):
         with open(os.path.join(fl, part, "config.json")) as f:
             info = json.load(f)
         write_json(at(file), {k: info[k] for k in ("latents_mean", "latents_std")})
-    shutil.copyfile(os.path.join(HERE, "trained", "code.safetensors"), at("code.safetensors"))
 
 
 def main():
