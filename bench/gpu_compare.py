@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """h3av on a GPU beside PyTorch on the same one, in one run.
 
-    bench/gpu_compare.py build/release/h3av-gpu-bench          runs both (PyTorch where it is installed)
+    bench/gpu_compare.py build/release/h3av-gpu-bench [--wheel diffusers.whl]     runs all (PyTorch where it is installed)
     bench/gpu_compare.py --recorded bench/results/cuda_h200_2.jsonl
 
-Products by PyTorch's library calls (bench/gpu_limits.py), whole steps and decoders beside the figures of diffusers
-0.42.1 measured on an H200 on another day: these are written down below, diffusers is not run.
+Products by PyTorch's library calls (bench/gpu_limits.py); steps beside diffusers' own block in the same run
+(bench/gpu_block.py; its source may come from a wheel that is not installed). What was not run stands beside the figures of
+diffusers 0.42.1 measured on an H200 on another day, which are written down below.
 """
 import argparse, json, os, subprocess, sys
 
@@ -39,6 +40,12 @@ def products(seen):
 
 def whole(seen):
     rows = []
+    diffusers = dict(DIFFUSERS)
+    for r in seen:
+        if r["what"] == "diffusers_step" and "s_50_layers" in r:
+            eager, compiled = diffusers.get(("step", r["rows"], "now"), (None, None))
+            both = (r["s_50_layers"], compiled) if r["kind"] == "eager" else (eager, r["s_50_layers"])
+            diffusers[("step", r["rows"], "now")] = diffusers[("step", r["rows"])] = both
     for r in seen:
         if r["what"] == "dit_step":
             rows.append((f"step, {r['math']}, {r['rows']} rows", r["s_50_layers"], r["library_s_50_layers"],
@@ -52,7 +59,7 @@ def whole(seen):
     print("| seconds | h3av | library, same run | diffusers eager | compiled | h3av is faster than the best |\n"
           "| --- | ---: | ---: | ---: | ---: | ---: |")
     for name, s, limit, key in rows:
-        theirs = DIFFUSERS.get(key, (None, None))
+        theirs = diffusers.get(key, (None, None))
         best = min((t for t in theirs if t), default=None)
         show = lambda v: f"{v:.4g}" if v else ""
         print(f"| {name} | {s:.4g} | {show(limit)} | {show(theirs[0])} | {show(theirs[1])} | "
@@ -63,15 +70,18 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("program", nargs="?", help="h3av-gpu-bench")
     p.add_argument("--recorded", nargs="*", default=[])
+    p.add_argument("--wheel", help="of diffusers, where it is not installed")
     a = p.parse_args()
     seen = [r for f in a.recorded for r in lines(open(f).read())]
     if a.program:
         seen += run([a.program, "--what", "ops,dit,vae,clip,audio,encoder", "--tiles", "12"])
         seen += run([a.program, "--math", "fp8", "--what", "ops,dit"])
-        try:
-            seen += run([sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "gpu_limits.py")])
-        except subprocess.CalledProcessError:
-            print("PyTorch is not here or sees no GPU: its products are left out", file=sys.stderr)
+        here = os.path.dirname(os.path.abspath(__file__))
+        for script in (["gpu_limits.py"], ["gpu_block.py", *(["--wheel", a.wheel] if a.wheel else [])]):
+            try:
+                seen += run([sys.executable, os.path.join(here, script[0]), *script[1:]])
+            except subprocess.CalledProcessError:
+                print(f"{script[0]}: PyTorch is not here, sees no GPU or lacks diffusers: left out", file=sys.stderr)
     if not seen:
         p.error("a program to run, or --recorded files")
     products(seen)

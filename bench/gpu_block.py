@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""diffusers' MiniMax-H3 block on this GPU: seconds of a step of 50 layers, from a few of them with random weights, eager
+and compiled, one JSON object a line. To be run beside h3av-gpu-bench on the same machine.
+
+    gpu_block.py [--wheel diffusers.whl] [--rows N,N] [--layers L] [--budget S] [--tiny]
+
+Where diffusers is not installed whole, the block's own source is taken from its wheel, and what it imports of the
+framework (mixins, the dispatcher of attention) is replaced by the few lines that it uses of them: PyTorch's
+scaled_dot_product_attention, as diffusers' default does."""
+import argparse, importlib.util, json, os, sys, tempfile, time, types, zipfile
+
+ap = argparse.ArgumentParser()
+ap.add_argument("--wheel")
+ap.add_argument("--rows", default="14972,3342")
+ap.add_argument("--layers", type=int, default=4)
+ap.add_argument("--budget", type=float, default=60)
+ap.add_argument("--tiny", action="store_true", help="on the processor, to see that it runs")
+a = ap.parse_args()
+T0 = time.perf_counter()
+import torch
+from torch import nn
+
+PACKAGE = "h3_stand_in"
+SOURCE = "models/transformers/transformer_minimax_h3.py"
+
+
+def left():
+    return a.budget - (time.perf_counter() - T0)
+
+
+def emit(**kw):
+    print(json.dumps({k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in kw.items()}), flush=True)
+
+
+def dispatch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_):
+    q, k, v = (t.permute(0, 2, 1, 3) for t in (query, key, value))
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal).permute(0, 2, 1, 3)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, dim, inner, bias):
+        super().__init__()
+        self.proj, self.activation = nn.Linear(dim, inner * 2, bias=bias), nn.SiLU()
+
+    def forward(self, x):
+        x, gate = self.proj(x).chunk(2, dim=-1)
+        return x * self.activation(gate)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim, inner_dim, activation_fn, bias):
+        super().__init__()
+        assert activation_fn == "swiglu"
+        self.net = nn.ModuleList([SwiGLU(dim, inner_dim, bias), nn.Dropout(0.0), nn.Linear(inner_dim, dim, bias=bias)])
+
+    def forward(self, x):
+        for m in self.net:
+            x = m(x)
+        return x
+
+
+class Processors:
+    fused_projections = False
+
+    def set_processor(self, processor):
+        self.processor = processor
+
+
+def stand_in(path):
+    """The module at `path` inside a package that offers just what it imports."""
+    class Any_:
+        def __init__(self, *_, **__):
+            pass
+
+    def anything(*names):
+        return {n: type(n, (Any_,), {}) for n in names}
+
+    same = lambda f: f
+    offers = {
+        "configuration_utils": {"ConfigMixin": type("ConfigMixin", (), {}), "register_to_config": same},
+        "loaders": anything("FromOriginalModelMixin", "PeftAdapterMixin"),
+        "utils": {"BaseOutput": type("BaseOutput", (dict,), {}), "apply_lora_scale": lambda *_: same,
+                  "logging": types.SimpleNamespace(get_logger=lambda _: None)},
+        "models._modeling_parallel": anything("ContextParallelInput", "ContextParallelOutput"),
+        "models.attention": {"AttentionMixin": type("AttentionMixin", (), {}), "AttentionModuleMixin": Processors,
+                             "FeedForward": FeedForward},
+        "models.attention_dispatch": {"dispatch_attention_fn": dispatch},
+        "models.cache_utils": anything("CacheMixin"),
+        "models.embeddings": {"TimestepEmbedding": nn.Module, "Timesteps": nn.Module},
+        "models.modeling_utils": {"ModelMixin": nn.Module,
+                                  "get_parameter_dtype": lambda m: next(m.parameters()).dtype},
+    }
+    for name in ("", "models", "models.transformers", *offers):
+        m = types.ModuleType(f"{PACKAGE}.{name}".rstrip("."))
+        m.__path__ = []
+        m.__dict__.update(offers.get(name, {}))
+        sys.modules[m.__name__] = m
+    spec = importlib.util.spec_from_file_location(f"{PACKAGE}.models.transformers.h3", path)
+    m = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = m
+    spec.loader.exec_module(m)
+    return m
+
+
+def classes():
+    try:
+        import diffusers
+        from diffusers.models.transformers import transformer_minimax_h3 as m
+        return m, f"diffusers {diffusers.__version__}"
+    except Exception:
+        pass
+    with tempfile.TemporaryDirectory() as t, zipfile.ZipFile(a.wheel) as z:
+        name = next(n for n in z.namelist() if n.endswith(SOURCE))
+        path = z.extract(name, t)
+        return stand_in(path), f"{os.path.basename(a.wheel)}, its block alone"
+
+
+def filled(make, device, dtype):
+    with torch.device("meta"):
+        m = make()
+    m = m.to(dtype).to_empty(device=device)
+    pool = torch.randn(1 << 22, device=device) * 0.02
+    for name, p in m.named_parameters():
+        flat = p.data.view(-1)
+        if "norm" in name:
+            flat.fill_(1)
+            continue
+        for i in range(0, flat.numel(), pool.numel()):
+            flat[i:i + pool.numel()] = pool[:min(pool.numel(), flat.numel() - i)].to(dtype)
+    return m.eval().requires_grad_(False)
+
+
+def main():
+    cuda = not a.tiny and torch.cuda.is_available()
+    dev, dt = ("cuda" if cuda else "cpu"), torch.bfloat16
+    h, heads, ffn, t_dim = (96, 4, 80, 32) if a.tiny else (5376, 56, 14336, 2688)
+    d = 24 if a.tiny else 128
+    m, who = classes()
+    emit(what="diffusers", who=who, torch=torch.__version__, device=torch.cuda.get_device_name() if cuda else "cpu",
+         cudnn=torch.backends.cudnn.version() or 0, import_s=time.perf_counter() - T0)
+    blocks = [filled(lambda: m.MiniMaxH3TransformerBlock(h, heads, d, ffn, t_dim, 1e-5, 1e-5), dev, dt)
+              for _ in range(a.layers)]
+
+    def run(calls, x, temb, rows, pe):
+        for f in calls:
+            x = f(x, temb, rows, pe)
+        return x
+
+    def seconds(calls, *args):
+        best = float("inf")
+        for i in range(5):
+            if cuda:
+                torch.cuda.synchronize()
+            t = time.perf_counter()
+            run(calls, *args)
+            if cuda:
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - t) if i else best  # the first one makes ready
+            if left() < 3 and i:
+                break
+        return best * 50 / a.layers
+
+    with torch.no_grad():
+        for kind in ("eager", "compiled"):
+            calls = blocks if kind == "eager" else [torch.compile(b) for b in blocks]
+            for S in ([64] if a.tiny else [int(v) for v in a.rows.split(",")]):
+                if left() < (5 if kind == "eager" else 15):
+                    emit(what="diffusers_step", kind=kind, rows=S, skipped="time")
+                    continue
+                x = torch.randn(1, S, h, device=dev, dtype=dt)
+                rows = torch.zeros(S, dtype=torch.long, device=dev)
+                rows[S // 20:] = 2
+                pe = tuple(torch.rand(S, d * 3 // 4, device=dev) for _ in range(2))
+                temb = torch.randn(2, t_dim, device=dev)
+                try:
+                    emit(what="diffusers_step", kind=kind, rows=S, layers=a.layers, s_50_layers=seconds(calls, x, temb, rows, pe))
+                except Exception as e:  # a machine without a compiler: the eager figure stays
+                    emit(what="diffusers_step", kind=kind, rows=S, error=f"{type(e).__name__}: {e}"[:300])
+
+
+main()
