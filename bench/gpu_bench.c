@@ -6,6 +6,8 @@
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load,real]
  *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R] [--ranks N]
  *
+ * --model DIR, under fp8: how far one forward of that model's DiT is from the same in bf16, at the
+ * given rows (H3_CUDA_FP8_ROWS=1 for less than 1,536).
  * --what ab, with dit: also with what is fused taken apart.
  * --ranks: one process a GPU; the clip's tiles go round them, the rest every rank does alone.
  *
@@ -30,16 +32,16 @@
 #include "video_vae_net.h"
 
 #ifdef H3_BENCH_TINY // to see that the program runs, on the emulated device
-enum { C = 96, HEADS = 4, HEAD = 32, FFN = 80, N_TEXT = 16, IS_TINY = 1 };
+enum { C = 96, HEADS = 4, HEAD = 32, FFN = 80, N_TEXT = 16, N_AUDIO = 24, IS_TINY = 1 };
 enum { ENC_W = 64, ENC_Q = 4, ENC_K = 2, ENC_D = 16, ENC_F = 96, ENC_VOCAB = 64 };
 #else
-enum { C = 5376, HEADS = 56, HEAD = 128, FFN = 14336, N_TEXT = 128, IS_TINY = 0 };
+enum { C = 5376, HEADS = 56, HEAD = 128, FFN = 14336, N_TEXT = 128, N_AUDIO = 240, IS_TINY = 0 };
 enum { ENC_W = 5120, ENC_Q = 64, ENC_K = 8, ENC_D = 128, ENC_F = 25600, ENC_VOCAB = 1024 };
 #endif
 enum { INNER = HEADS * HEAD };
 
 typedef struct options {
-    const char *math, *what;
+    const char *math, *what, *model;
     int64_t rows[8], tiles[8];
     int n_rows, n_tiles, layers, repeat, ranks;
 } options;
@@ -493,19 +495,27 @@ static double distance(const float *want, const float *got, int64_t n)
     return sqrt(e / w);
 }
 
-/* Under fp8: the same step in bf16 on the same inputs. */
-static void report_error(const step *k, const float *got)
+/* The velocities of a step under another math. */
+static float *velocities_under(const step *k, h3_cuda_math math)
 {
-    const h3_cuda_math math = d->backend->math;
-    const int64_t n = h3_numel(k->v2);
+    const h3_cuda_math before = d->backend->math;
 
-    d->backend->math = H3_CUDA_AUTO;
-    (void)run_step(k, DIRECT);
-    float *want = velocities(k);
     d->backend->math = math;
+    (void)run_step(k, DIRECT);
+    d->backend->math = before;
+    return velocities(k);
+}
+
+/* Under fp8: against the same step in bf16 on the same inputs; `far` (bf16 from f32) tells how much
+ * the model makes of an error. */
+static void report_error(const step *k, const float *got, double far)
+{
+    float *want = velocities_under(k, H3_CUDA_AUTO);
+
     printf("{\"what\": \"dit_error\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %lld, "
-           "\"rms_relative_to_bf16\": %.5f}\n",
-           o.math, (long long)k->s->n_rows, (long long)k->m->dims.n_layers, distance(want, got, n));
+           "\"rms_relative_to_bf16\": %.5f, \"bf16_to_f32\": %.5f}\n",
+           o.math, (long long)k->s->n_rows, (long long)k->m->dims.n_layers,
+           distance(want, got, h3_numel(k->v2)), far);
     free(want);
 }
 
@@ -543,7 +553,7 @@ static void bench_dit(h3_dit *m, int64_t S)
                 "\"s\": %.4f, \"same_bits\": %s}\n",
                 names[how], o.math, (long long)S, t[how],
                 memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(v2) * 4) ? "false" : "true");
-    if (d->backend->math == H3_CUDA_FP8) report_error(&k, seen[DIRECT]);
+    if (d->backend->math == H3_CUDA_FP8) report_error(&k, seen[DIRECT], 0);
     const double best = t[RECORDED];
     const double limit = library_step(m, s);
     printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, "
@@ -575,6 +585,87 @@ static void bench_dit(h3_dit *m, int64_t S)
         h3_dev_free(d, all[i]);
     free(s->cu);
     free(s);
+}
+
+/* A sequence of random numbers through a model from files. */
+static h3_dit_state *open_state(const h3_dit *m, int64_t S, h3_dtype act)
+{
+    const int64_t n_video = S - N_TEXT - N_AUDIO;
+    int32_t *idx = malloc((size_t)S * sizeof *idx), *row = malloc((size_t)S * sizeof *row);
+    double *at = malloc((size_t)(3 * S) * sizeof *at);
+    float *text = malloc((size_t)(N_TEXT * m->dims.text_dim) * sizeof *text);
+    const float timestep = 0.4f;
+    h3_dit_state *s;
+    uint32_t u = 7;
+
+    for (int64_t i = 0; i < S; i++) {
+        idx[i] = (int32_t)i;
+        row[i] = i < N_TEXT ? 1 : i < N_TEXT + N_AUDIO ? 2 : 0;
+        at[3 * i] = (double)(i < N_TEXT + N_AUDIO ? i : N_TEXT + i / 64);
+        at[3 * i + 1] = (double)(i / 8 % 8);
+        at[3 * i + 2] = (double)(i % 8);
+    }
+    for (int64_t i = 0; i < N_TEXT * m->dims.text_dim; i++) {
+        u = u * 1664525u + 1013904223u;
+        text[i] = 1.7f * (float)(int32_t)u * 0x1p-31f;
+    }
+    const h3_dit_request r = {
+        .act = (uint8_t)act,
+        .n_rows = S,
+        .n_video = n_video,
+        .n_audio = N_AUDIO,
+        .n_text = N_TEXT,
+        .video_indices = idx + N_TEXT + N_AUDIO,
+        .audio_indices = idx + N_TEXT,
+        .text_indices = idx,
+        .positions = at,
+        .text = h3_tensor_2d(text, H3_F32, N_TEXT, m->dims.text_dim),
+        .n_steps = 1,
+        .n_timesteps = 1,
+        .timesteps = &timestep,
+        .mod_row = row,
+    };
+    size_t scratch, kept;
+    MUST(h3_dit_scratch_bytes(m, &r, &scratch, &kept));
+    h3_dev_scratch_drop(d);
+    MUST(h3_dev_scratch(d, scratch));
+    MUST(h3_dit_prepare(&s, m, &r));
+    free(idx);
+    free(row);
+    free(at);
+    free(text);
+    return s;
+}
+
+static void bench_error(void)
+{
+    h3_checkpoint *ck = NULL;
+    h3_dit *m = NULL;
+
+    MUST(h3_ckpt_open(&ck, o.model, H3_ROLE_DIT, NULL));
+    MUST(h3_dit_open(&m, ck, d));
+    for (int i = 0; i < o.n_rows; i++) {
+        step k = {.m = m, .s = open_state(m, o.rows[i], H3_F32)};
+        k.v = random_tensor(H3_F32, 1.7f, NE(k.s->n_video, m->dims.video_cols));
+        k.v2 = random_tensor(H3_F32, 1, NE(k.s->n_video, m->dims.video_cols));
+        k.a = random_tensor(H3_F32, 1.7f, NE(k.s->n_audio, m->dims.audio_cols));
+        k.a2 = random_tensor(H3_F32, 1, NE(k.s->n_audio, m->dims.audio_cols));
+        float *f32 = velocities_under(&k, H3_CUDA_F32);
+        h3_dit_release(&k.s);
+        k.s = open_state(m, o.rows[i], H3_BF16);
+        float *bf16 = velocities_under(&k, H3_CUDA_AUTO),
+              *own = velocities_under(&k, d->backend->math);
+        report_error(&k, own, distance(f32, bf16, h3_numel(k.v2)));
+        free(f32);
+        free(bf16);
+        free(own);
+        h3_dit_release(&k.s);
+        h3_tensor *const all[] = {&k.v, &k.v2, &k.a, &k.a2};
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++)
+            h3_dev_free(d, all[j]);
+    }
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
 }
 
 /* ---------------------------------------------------------------- decoders */
@@ -884,6 +975,7 @@ int main(int argc, char **argv)
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--math") == 0) o.math = argv[i + 1];
         if (strcmp(argv[i], "--what") == 0) o.what = argv[i + 1];
+        if (strcmp(argv[i], "--model") == 0) o.model = argv[i + 1];
         if (strcmp(argv[i], "--rows") == 0) o.n_rows = numbers(o.rows, argv[i + 1]);
         if (strcmp(argv[i], "--tiles") == 0) o.n_tiles = numbers(o.tiles, argv[i + 1]);
         if (strcmp(argv[i], "--layers") == 0) o.layers = atoi(argv[i + 1]);
@@ -907,6 +999,7 @@ int main(int argc, char **argv)
     fflush(stdout);
     if (has("load")) bench_load();
     if (has("real")) bench_real();
+    if (o.model) bench_error();
     h3_dit *m = has("dit") ? make_dit() : NULL;
     for (int i = 0; i < o.n_rows; i++) {
         if (has("ops")) bench_ops(o.rows[i]);

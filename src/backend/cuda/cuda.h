@@ -108,7 +108,8 @@ struct h3_backend {
         uint64_t op;
         int64_t S, H, D, st_s, st_h;
     } heads8;
-    int capability; ///< 90 for sm_90
+    int64_t fp8_rows; ///< from how many on e4m3 pays; H3_CUDA_FP8_ROWS sets it, for measuring errors
+    int capability;   ///< 90 for sm_90
     bool has_f64;   ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
                     ///< siblings
 };

@@ -11,7 +11,7 @@
 #include "size.h"
 
 /* Decoded weights and f32 products before their epilogue are cut into pieces of this size. */
-enum { PIECE = 1 << 30, FP8_ROWS = 1536 };
+enum { PIECE = 1 << 30 };
 
 /* Rows of a 2-D tensor must lie evenly: then one stride tells all. */
 static h3_status row_stride(h3_tensor t, const char *what, int64_t *out)
@@ -43,7 +43,7 @@ static h3_tensor rows_of(h3_tensor t, int64_t stride, int64_t at, int64_t n)
 /* Under math fp8: large products without a bias. S: rows over all bands and ranks. */
 static bool takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w)
 {
-    if (d->backend->math != H3_CUDA_FP8 || !h3_is_null(w->bias) || S < FP8_ROWS) return false;
+    if (d->backend->math != H3_CUDA_FP8 || !h3_is_null(w->bias) || S < d->backend->fp8_rows) return false;
     if (w->cols % 16 || w->cols > 16384) return false;
     for (int i = 0; i < w->n_parts; i++)
         if (w->part[i].rows % 16) return false;

@@ -16,9 +16,11 @@
 
 _Static_assert(H3_F32 == 0 && H3_BF16 == 1 && H3_F16 == 2 && H3_I32 == 3 && H3_U8 == 4,
                "device.cuh names these numbers");
+_Static_assert(H3_SCAN_F32 == 0 && H3_SCAN_BF16 == 1 && H3_SCAN_F16 == 2 && H3_SCAN_E4M3 == 3,
+               "decode.cu");
 _Static_assert(H3_ACT_SILU == 1 && H3_ACT_GELU_TANH == 2 && H3_ACT_GELU_ERF == 3, "rows.cu");
 
-enum { PINNED_HALF = 32 << 20, STAGED = 64 << 10 };
+enum { PINNED_HALF = 32 << 20, STAGED = 64 << 10, FP8_ROWS = 1536 };
 
 h3_status h3_cuda_failed(cudaError_t e, const char *what)
 {
@@ -193,6 +195,13 @@ static h3_status cuda_sync(h3_dev *d)
     return H3_OK;
 }
 
+static h3_status cuda_scan(h3_dev *d, const void *p, h3_scan kind, size_t stride, size_t n,
+                           int *bad)
+{
+    H3_LAUNCH(d, h3_k_scan(d->backend->stream, p, (int)kind, stride, n, bad));
+    return H3_OK;
+}
+
 static h3_status cuda_memory(h3_dev *d, size_t *n_free, size_t *n_total)
 {
     (void)d;
@@ -364,6 +373,8 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
     if (!b) return h3_fail(H3_E_NOMEM, "no memory for the CUDA backend");
     d->close = cuda_close;
     H3_TRY(parse_math(opts->math, &b->math));
+    const char *rows = getenv("H3_CUDA_FP8_ROWS");
+    b->fp8_rows = rows ? strtoll(rows, NULL, 10) : FP8_ROWS;
     H3_TRY(find_device(d, index));
     H3_CUDA_TRY(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     H3_CUDA_TRY(cudaHostAlloc((void **)&b->flag, sizeof *b->flag, cudaHostAllocMapped));
@@ -379,6 +390,7 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
     d->weight_free = h3_cuda_weight_free;
     d->memory = cuda_memory;
     d->way = cuda_way;
+    d->scan = cuda_scan;
     d->stream = b->stream;
     H3_TRY(h3_cuda_queues_open(d));
     h3_cuda_fill_recording(d);

@@ -18,7 +18,7 @@
 
 typedef cudnnBackendDescriptor_t descriptor;
 
-enum { MAX_DESCRIPTORS = 96, N_IO = 16, FP8_ROWS = 1536, CHOICES = 4 };
+enum { MAX_DESCRIPTORS = 96, N_IO = 16, CHOICES = 4 };
 /* Products of q and k worth timing the choices for: some tens of microseconds. */
 static const double worth_timing = 1e9;
 
@@ -523,7 +523,7 @@ static shape shape_fp8(int64_t S, int64_t H, int64_t Hk, int64_t D)
 
 static bool can_fp8(const h3_backend *b, int64_t S, int64_t D)
 {
-    return b->math == H3_CUDA_FP8 && b->cudnn && b->capability >= 90 && S >= FP8_ROWS &&
+    return b->math == H3_CUDA_FP8 && b->cudnn && b->capability >= 90 && S >= b->fp8_rows &&
            D % 16 == 0;
 }
 
