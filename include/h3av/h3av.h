@@ -301,8 +301,8 @@ typedef struct h3_bench_opts {
 H3_API h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json);
 
 /** Operation counters of the engine's device since it was opened, as JSON: calls, reference calls
- *  (a fast device should have none), FLOPs, seconds. A GPU adds "ways": how often each of its ways
- *  was taken. */
+ *  (a fast device should have none), FLOPs, seconds. "loading" tells what came of the files, and the
+ *  most memory that the process had; a GPU adds "ways": how often each of its ways was taken. */
 H3_API h3_status h3_counters_json(h3_engine *e, char **json);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "builtin.h"
 #include "file.h"
@@ -399,6 +400,22 @@ static void add_ways(json_t *o, const h3_dev *d)
         json_decref(all);
 }
 
+/* What came of the files, and the most that the process had in memory. */
+static void add_loading(json_t *o, const h3_dev *d)
+{
+    const h3_load_stat *l = &d->loaded;
+    struct rusage u;
+
+    memset(&u, 0, sizeof u);
+    (void)getrusage(RUSAGE_SELF, &u);
+    json_object_set_new(
+        o, "loading",
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:f, s:I}", "files", (json_int_t)l->files, "matrices",
+                  (json_int_t)l->tensors, "direct", (json_int_t)l->direct, "converted",
+                  (json_int_t)l->converted, "bytes", (json_int_t)l->bytes, "seconds", l->seconds,
+                  "host_peak_bytes", (json_int_t)u.ru_maxrss * 1024));
+}
+
 h3_status h3_counters_json(h3_engine *e, char **json)
 {
     json_t *o = json_object();
@@ -413,6 +430,7 @@ h3_status h3_counters_json(h3_engine *e, char **json)
                                       s->seconds));
     }
     add_ways(o, e->dev);
+    add_loading(o, e->dev);
     *json = json_dumps(o, JSON_INDENT(2));
     json_decref(o);
     return *json ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the counters");

@@ -34,6 +34,24 @@ typedef enum h3_queue {
 
 enum { H3_DEV_MARKS = 64 };
 
+/** Numbers in the bytes of a weight, and what makes one of them impossible. */
+typedef enum h3_scan {
+    H3_SCAN_F32 = 0, ///< above 1e15, infinity, NaN
+    H3_SCAN_BF16,    ///< the same
+    H3_SCAN_F16,     ///< infinity, NaN
+    H3_SCAN_E4M3     ///< NaN
+} h3_scan;
+
+/** What weights were brought where the device computes, since it was opened. */
+typedef struct h3_load_stat {
+    uint64_t files;     ///< that hold bound matrices, opened again or not
+    uint64_t tensors;   ///< matrices, counted when their group comes the first time
+    uint64_t direct;    ///< of these: all bytes as they lie in the file
+    uint64_t converted; ///< the others: multiplied out or decoded on the host before
+    uint64_t bytes;     ///< brought, again and again where they stream
+    double seconds;     ///< in which the caller waited for that
+} h3_load_stat;
+
 /** Sees intermediate tensors by name; the tensor is host memory, valid during the call. */
 typedef void (*h3_tap_fn)(void *user, const char *name, h3_tensor t);
 
@@ -93,6 +111,11 @@ struct h3_dev {
     /** `q` goes on when mark `i`, as it was last set, is reached; at once if it never was. */
     h3_status (*await)(h3_dev *d, h3_queue q, int i);
     uint64_t marks_taken; ///< by stores and decoders, a bit each
+    /** Looks in bytes that are on the device for numbers that no weight can be: `n` of them, `stride`
+     *  bytes apart. *bad (memory of pin) is 1 behind the next sync if there is one, and left alone
+     *  otherwise. NULL: the host looks. */
+    h3_status (*scan)(h3_dev *d, const void *p, h3_scan kind, size_t stride, size_t n, int *bad);
+    h3_load_stat loaded;
     /* All stores of this device, kept by store.c, and what the caller calls those made from now on.
      */
     struct h3_store *stores;

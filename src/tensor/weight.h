@@ -95,6 +95,7 @@ typedef struct h3_weight {
     /** Its bytes are on the device only while they are needed: a backend keeps nothing of their size
      *  that it made from them. */
     bool is_passing;
+    bool is_made; ///< computed or decoded when it was bound: the bytes are not those of a file
     h3_weight_part part[H3_MAX_PARTS];
     h3_tensor bias; ///< [rows] f32, data NULL when absent
     void *packed;   ///< owned by the backend that made it

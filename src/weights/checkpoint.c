@@ -768,6 +768,13 @@ h3_status h3_ckpt_matrix(h3_checkpoint *ck, h3_dev *d, h3_weight *out, const cha
     out->cols = cols;
     out->n_parts = n;
     out->interleaved = h3_item_is_interleaved(ck, it);
+    out->is_made = it->made != NULL;
+    for (int i = 0; i < n; i++)
+        out->is_made = out->is_made || it->expanded[i];
+    if (!ck->is_counted && !d->is_plan) {
+        d->loaded.files += h3_manifest_n_files(ck->m);
+        ck->is_counted = true;
+    }
     H3_TRY(h3_lora_bind(ck, it, out));
     it->is_bound = it->is_used = true;
     if (d->mem == H3_HOST)

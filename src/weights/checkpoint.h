@@ -168,9 +168,13 @@ H3_NODISCARD h3_status h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec
 
 /**
  * H3_E_NUMERIC, naming tensor and place, when a plain matrix holds NaN, infinity or more than 1e15.
- * Reads all of it (but for token tables); the store calls it when a matrix is first needed.
+ * Reads all of it (but for token tables), by several threads; the store calls it when a matrix is
+ * first needed.
  */
-H3_NODISCARD h3_status h3_poison_check(const h3_weight *w);
+H3_NODISCARD h3_status h3_poison_check(const h3_weight *w, int n_threads);
+/** Has a device look through a matrix that it holds (h3_dev.scan): *bad tells behind the next sync,
+ * and h3_poison_check then where. */
+H3_NODISCARD h3_status h3_poison_scan(h3_dev *d, const h3_weight *w, int *bad);
 /** The same of some rows, for a token table: `row[i]` are rows of the whole matrix. */
 H3_NODISCARD h3_status h3_poison_rows(const h3_weight *w, const int32_t *row, int64_t n);
 

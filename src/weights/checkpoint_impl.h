@@ -56,7 +56,8 @@ struct h3_checkpoint {
     /* Small files that were read, or were not there, when it was opened; see h3_ckpt_is_fresh. */
     h3_marked *marked;
     size_t n_marked;
-    char *located; ///< the file that `path` stood for
+    bool is_counted; ///< its files are in h3_dev.loaded
+    char *located;   ///< the file that `path` stood for
     struct h3_adapter **adapters;
     size_t n_adapters;
 };

@@ -42,6 +42,7 @@ typedef struct slot {
     bool is_busy;     // between get and done
     bool is_queued;   // the thread has it; guarded by the lock
     bool was_used;    // since it was filled
+    bool is_new;      // nobody got it since it was sent
     uint64_t done_at; // order of the calls of done
     h3_status st;     // of the last journey
     char error[512];
@@ -78,12 +79,29 @@ size_t h3_load_bytes(const h3_load *l)
     return n;
 }
 
-h3_status h3_load_check(h3_load *l)
+h3_status h3_load_check(h3_load *l, int n_threads)
 {
     for (int i = 0; i < l->n && !l->is_sound; i++)
-        H3_TRY(h3_poison_check(l->w[i]));
+        H3_TRY(h3_poison_check(l->w[i], n_threads));
     l->is_sound = true;
     return H3_OK;
+}
+
+void h3_load_count(h3_load *l, h3_dev *d, bool is_brought)
+{
+    for (int i = 0; i < l->n; i++) {
+        const h3_weight *w = l->w[i];
+        if (!l->is_counted) {
+            d->loaded.tensors++;
+            if (w->is_made)
+                d->loaded.converted++;
+            else
+                d->loaded.direct++;
+        }
+        for (int k = 0; is_brought && k < w->n_parts; k++)
+            d->loaded.bytes += w->part[k].bytes;
+    }
+    l->is_counted = true;
 }
 
 /* Calls visit(part, offset in a slot) for every part until one fails. */
@@ -210,7 +228,7 @@ static h3_status fill(h3_ring *r, slot *s)
     h3_load *l = s->load;
     h3_dev *d = r->dev;
 
-    H3_TRY(h3_load_check(l));
+    H3_TRY(h3_load_check(l, d->n_threads));
     if (!r->has_queue) return visit(r, s, upload_part);
     H3_TRY(d->await(d, H3_QUEUE_COPY, s->used));
     take_home(r, l);
@@ -266,6 +284,7 @@ static void send(h3_ring *r, slot *s, h3_load *l)
 {
     s->load = l;
     s->was_used = false;
+    s->is_new = true;
     s->st = H3_OK;
     pthread_mutex_lock(&r->lock);
     const bool is_now = !r->has_queue || (r->n_queue == 0 && l->is_filled) || !start_thread(r);
@@ -402,6 +421,8 @@ h3_status h3_ring_get(h3_ring *r, h3_load *l)
             at += h3_align_up(p->bytes, ALIGN);
         }
     s->is_busy = true;
+    h3_load_count(l, r->dev, s->is_new);
+    s->is_new = false;
     return H3_OK;
 }
 

@@ -16,12 +16,15 @@ typedef struct h3_load {
     void *home;       ///< pinned, laid out as in a slot, or NULL
     bool is_filled;   ///< home holds the bytes
     bool is_sound;    ///< its numbers were looked at
+    bool is_counted;  ///< its matrices are in dev->loaded
 } h3_load;
 
 /** Bytes of a slot that holds `l`. */
 size_t h3_load_bytes(const h3_load *l);
 /** H3_E_NUMERIC, once, when a matrix holds what is no number to compute with. */
-H3_NODISCARD h3_status h3_load_check(h3_load *l);
+H3_NODISCARD h3_status h3_load_check(h3_load *l, int n_threads);
+/** Counts its matrices, once, and its bytes, each time they are `is_brought`, in d->loaded. */
+void h3_load_count(h3_load *l, h3_dev *d, bool is_brought);
 
 typedef struct h3_ring h3_ring;
 

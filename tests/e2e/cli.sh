@@ -151,7 +151,11 @@ succeeds "counters" generate -p x -s 64x32 -f 22 --steps 3 --verbose -o j.mp4
 check "nothing fell back" "$(python3 -c '
 import json
 t = open("err").read(); o = json.loads(t[t.rindex("\n{") + 1:])
-print(len(o) > 8, sum(v["reference_calls"] for v in o.values()))')" "True 0"
+print(len(o) > 8, sum(v["reference_calls"] for k, v in o.items() if k != "loading"))')" "True 0"
+check "loading is told" "$(python3 -c '
+import json
+t = open("err").read(); l = json.loads(t[t.rindex("\n{") + 1:])["loading"]
+print(l["files"] > 0, 0 < l["matrices"] == l["direct"] + l["converted"], l["host_peak_bytes"] > 1e6)')" "True True True"
 succeeds "help" help
 for c in generate plan decode mux inspect tokenize dump bench convert; do succeeds "help of $c" $c --help; done
 

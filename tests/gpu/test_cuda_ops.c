@@ -121,6 +121,38 @@ static void test_wide_rows(void **unused)
     h3_dev_close(&b.fast);
 }
 
+/* A number that no weight can be is found at any place, and none where there is none. */
+static void test_scan(void **unused)
+{
+    static const unsigned char bad[4][4] = {{0, 0, 0xc0, 0x7f}, {0x80, 0x7f}, {0, 0x7c}, {0x7f}};
+    static const size_t size[] = {4, 2, 2, 1}, n = 5003;
+    h3_dev *d = NULL;
+    unsigned char *host = calloc(n, 210);
+    void *p = NULL;
+    int *flag = NULL;
+
+    (void)unused;
+    if (h3_dev_open(&d, "cuda", NULL) != H3_OK) fail_msg("%s", h3_error());
+    assert_int_equal(d->alloc(d, &p, n * 210), H3_OK);
+    assert_int_equal(d->pin(d, (void **)&flag, sizeof *flag), H3_OK);
+    for (int kind = 0; kind < 4; kind++)
+        for (int k = 0; k < 5; k++) {
+            const size_t stride = k < 4 ? size[kind] : 210;
+            const size_t at[] = {0, 17, n - 1, 2 * n, 1234};
+            memset(host, 0, n * stride);
+            if (at[k] < n) memcpy(host + at[k] * stride, bad[kind], size[kind]);
+            assert_int_equal(d->upload(d, p, host, n * stride), H3_OK);
+            *flag = 0;
+            assert_int_equal(d->scan(d, p, (h3_scan)kind, stride, n, flag), H3_OK);
+            assert_int_equal(d->sync(d), H3_OK);
+            assert_int_equal(*(volatile int *)flag, at[k] < n);
+        }
+    d->unpin(d, flag);
+    d->dealloc(d, p);
+    free(host);
+    h3_dev_close(&d);
+}
+
 /* The video decoder's stream: f32 rows under 16-bit products. */
 static void test_residuals(void **unused)
 {
@@ -399,6 +431,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_every_entry_is_fast),
         cmocka_unit_test(test_wide_rows),
         cmocka_unit_test(test_residuals),
+        cmocka_unit_test(test_scan),
         cmocka_unit_test(test_vit_heads),
         cmocka_unit_test(test_tensor_cores),
         cmocka_unit_test(test_lines),

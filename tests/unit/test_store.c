@@ -421,6 +421,28 @@ static void test_ring_on_a_device(void **state)
     assert_int_equal(n_given, 0);
 }
 
+/* Matrices are counted once, bytes each time they come. */
+static void test_loading_is_counted(void **state)
+{
+    fixture *f = *state;
+    const h3_load_stat *l = &f->d->loaded;
+
+    open_store(f, 0, true);
+    f->w[3].is_made = true;
+    go_round(f, 3);
+    assert_int_equal(l->tensors, GROUPS);
+    assert_int_equal(l->direct, GROUPS - 1);
+    assert_int_equal(l->converted, 1);
+    assert_int_equal(l->bytes, (size_t)GROUPS * BYTES);
+    assert_true(l->seconds > 0);
+
+    f->d->loaded = (h3_load_stat){0};
+    open_store(f, 5 * (size_t)BYTES, true);
+    go_round(f, 3);
+    assert_int_equal(l->tensors, GROUPS);
+    assert_int_equal(l->bytes, n_uploads * (size_t)BYTES);
+}
+
 static void test_order_does_not_matter(void **state)
 {
     fixture *f = *state;
@@ -639,6 +661,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_pages_go_on_a_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_stores_share_a_budget, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ring_on_a_device, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_loading_is_counted, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_order_does_not_matter, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_heap_is_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_queues_in_any_order, set_up, tear_down),

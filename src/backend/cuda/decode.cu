@@ -388,3 +388,66 @@ extern "C" cudaError_t h3_k_survives(cudaStream_t s, int *flag, const float *x, 
     if (n == 0) return cudaSuccess;
     return H3_RUN(survives_kernel, (unsigned)div_up(n, 256), 256, 0, s, flag, x, n, t);
 }
+
+/* ---------------------------------------------------------------- numbers that no weight can be */
+
+enum { SCAN_F32 = 0, SCAN_BF16, SCAN_F16, SCAN_E4M3 };
+
+static __device__ __forceinline__ bool is_absurd(int kind, unsigned w)
+{
+    const unsigned lo = w & 0x7fffu, hi = w >> 16 & 0x7fffu;
+    if (kind == SCAN_F32) return (w & 0x7fffffffu) > 0x58635fa9u; // 1e15
+    if (kind == SCAN_BF16) return lo > 0x5863u || hi > 0x5863u;
+    if (kind == SCAN_F16) return lo > 0x7bffu || hi > 0x7bffu;
+    const unsigned all = ~w; // a byte is NaN when its low seven bits are set
+    return !(all & 0x7fu) || !(all & 0x7f00u) || !(all & 0x7f0000u) || !(all & 0x7f000000u);
+}
+
+/* Dense numbers: 16 bytes a thread and step, from a 16-byte boundary on. */
+static __global__ void scan_kernel(const uint4 *p, int kind, int64_t n, int *bad)
+{
+    bool any = false;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        const uint4 u = p[i];
+        any = any || is_absurd(kind, u.x) || is_absurd(kind, u.y) || is_absurd(kind, u.z) ||
+              is_absurd(kind, u.w);
+    }
+    if (any) *bad = 1;
+}
+
+/* Others: one number a thread and step. */
+static __global__ void scan_apart_kernel(const unsigned char *p, int kind, int64_t stride, int64_t n,
+                                         int *bad)
+{
+    const int size = kind == SCAN_F32 ? 4 : kind == SCAN_E4M3 ? 1 : 2;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        unsigned w = 0;
+        for (int k = 0; k < size; k++)
+            w |= (unsigned)p[i * stride + k] << 8 * k;
+        if (is_absurd(kind, w)) *bad = 1;
+    }
+}
+
+extern "C" cudaError_t h3_k_scan(cudaStream_t s, const void *p, int kind, size_t stride, size_t n,
+                                 int *bad)
+{
+    const size_t size = kind == SCAN_F32 ? 4 : kind == SCAN_E4M3 ? 1 : 2;
+    const unsigned char *at = (const unsigned char *)p;
+    if (stride == size && (uintptr_t)p % 16 == 0) {
+        const int64_t wide = (int64_t)(n * size / 16);
+        const int64_t blocks = div_up(wide, 256) < 4096 ? div_up(wide, 256) : 4096;
+        if (wide > 0) {
+            const cudaError_t e =
+                H3_RUN(scan_kernel, (unsigned)blocks, 256, 0, s, (const uint4 *)at, kind, wide, bad);
+            if (e != cudaSuccess) return e;
+        }
+        at += wide * 16;
+        n -= (size_t)wide * 16 / size;
+    }
+    if (n == 0) return cudaSuccess;
+    const int64_t blocks = div_up((int64_t)n, 256) < 4096 ? div_up((int64_t)n, 256) : 4096;
+    return H3_RUN(scan_apart_kernel, (unsigned)blocks, 256, 0, s, at, kind, (int64_t)stride,
+                  (int64_t)n, bad);
+}
