@@ -18,7 +18,8 @@ typedef enum kind {
     K_INT,      ///< int from 0
     K_COUNT,    ///< int from 1
     K_U64,      ///< uint64_t
-    K_REAL,     ///< double
+    K_REAL,     ///< double above 0
+    K_REAL_0,   ///< double from 0
     K_FLOAT,    ///< float
     K_BYTES,    ///< uint64_t with K, M, G, T
     K_SIZE,     ///< WxH into rq.width, rq.height
@@ -209,7 +210,7 @@ static const option_row rows[] = {
     {"--max-steps", NULL, CMD_SERVE, K_INT, AT(serve.max_steps), "N", "of a video (200)"},
     {"--keep-jobs", NULL, CMD_SERVE, K_INT, AT(serve.keep_jobs), "N",
      "finished videos that are kept (1000), 0: all"},
-    {"--keep-days", NULL, CMD_SERVE, K_REAL, AT(serve.keep_days), "X",
+    {"--keep-days", NULL, CMD_SERVE, K_REAL_0, AT(serve.keep_days), "X",
      "how long they are kept (30), 0: for ever"},
     {"--keep-bytes", NULL, CMD_SERVE, K_BYTES, AT(serve.keep_bytes), "SIZE",
      "of all finished videos (50G)"},
@@ -573,6 +574,10 @@ static int set_value(cli *c, const option_row *r, const char *value)
         if (!to_real(value, at) || *(double *)at <= 0)
             return usage_error("%s %s: expected a number above 0", r->name, value);
         return 0;
+    case K_REAL_0:
+        if (!to_real(value, at) || *(double *)at < 0)
+            return usage_error("%s %s: expected a number from 0", r->name, value);
+        return 0;
     case K_FLOAT: {
         double v;
         if (!to_real(value, &v) || v <= 0)
@@ -652,6 +657,8 @@ static int parse_option(cli *c, int argc, char **argv, int *i)
         if (*i + 1 >= argc) return usage_error("option %s needs a value: %s", r->name, r->value);
         value = argv[++*i];
     }
+    if (!*value && strcmp(r->name, "--prompt") != 0) // a variable of a script that was never set
+        return usage_error("option %s needs a value, not an empty one: %s", r->name, r->value);
     return set_value(c, r, value);
 }
 
@@ -678,7 +685,7 @@ static void connect(cli *c)
     c->serve.engine = c->engine;
     c->serve.is_quiet = c->is_quiet;
     c->serve.is_verbose = c->is_verbose;
-    if (c->rq.checkpoint_every > 0) c->serve.checkpoint_every = c->rq.checkpoint_every;
+    c->serve.checkpoint_every = c->rq.checkpoint_every;
 }
 
 static int check_args(const cli *c)
@@ -713,6 +720,7 @@ int args_parse(cli *c, int argc, char **argv)
     c->cmd = strcmp(argv[1], "--version") == 0 ? CMD_VERSION : args_command(argv[1]);
     if (c->cmd == CMD_NONE)
         return usage_error("unknown command %s; h3av help lists them%s", argv[1], "");
+    if (c->cmd == CMD_SERVE) c->rq.checkpoint_every = c->serve.checkpoint_every;
     for (int i = 2; i < argc && st == 0; i++) {
         if (!only_args && strcmp(argv[i], "--") == 0)
             only_args = true;

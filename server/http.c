@@ -631,6 +631,31 @@ static void on_library_log(void *user, const char *fmt, va_list ap)
     srv_log("http: %s", text);
 }
 
+static int hex(char c)
+{
+    return c >= '0' && c <= '9'                 ? c - '0'
+           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                : -1;
+}
+
+/* Decodes %XX in place. A zero byte would end the path and hide what follows from the routes: it
+ * stays as it was sent, and names nothing. */
+static size_t unescape(void *user, struct MHD_Connection *c, char *s)
+{
+    char *to = s;
+
+    (void)user;
+    (void)c;
+    for (const char *p = s; *p; p++) {
+        const int hi = *p == '%' ? hex(p[1]) : -1, lo = hi >= 0 ? hex(p[2]) : -1;
+        const bool is_coded = lo >= 0 && hi + lo > 0;
+        *to++ = is_coded ? (char)(hi << 4 | lo) : *p;
+        if (is_coded) p += 2;
+    }
+    *to = '\0';
+    return (size_t)(to - s);
+}
+
 bool srv_http_start(srv *s)
 {
     const unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
@@ -640,12 +665,12 @@ bool srv_http_start(srv *s)
     s->is_reaper_started = true;
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_library_log, s,
-        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)s->opts.max_connections, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)s->opts.idle_seconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536,
-        MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_END);
+        MHD_OPTION_UNESCAPE_CALLBACK, unescape, s, MHD_OPTION_LISTEN_SOCKET, s->listen_fd,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+        s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->opts.max_connections,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->opts.idle_seconds,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536, MHD_OPTION_THREAD_STACK_SIZE,
+        (size_t)STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
     if (!s->daemon) srv_error("the HTTP library did not start");
     return s->daemon != NULL;
 }

@@ -138,11 +138,33 @@ static int read_key(srv *s)
     return 0;
 }
 
+/* Are all of a list origins, as browsers write them: scheme://host or scheme://host:port? */
+static bool are_origins(const char *list)
+{
+    while (list && *list) {
+        const char *from = list + strspn(list, " "), *end = from + strcspn(from, ","), *to = end;
+        while (to > from && to[-1] == ' ')
+            to--;
+        const char *host = memmem(from, (size_t)(to - from), "://", 3);
+        if (!host || host == from || host + 3 >= to || from + strcspn(from, " *") < to ||
+            memchr(host + 3, '/', (size_t)(to - host) - 3))
+            return false;
+        list = end + (*end == ',');
+    }
+    return true;
+}
+
 static int check_opts(srv *s)
 {
     const int st = read_key(s);
 
     if (st) return st;
+    if (!are_origins(s->opts.cors)) {
+        srv_error("--cors %s: expected origins such as https://video.example.org, with commas "
+                  "between",
+                  s->opts.cors);
+        return 2;
+    }
     if (s->opts.port < 0 || s->opts.port > 65535 || s->opts.max_queue < 1 ||
         s->opts.max_connections < 4 || s->opts.max_streams < 1 || s->opts.max_body < 1024 ||
         s->opts.checkpoint_every < 0) {

@@ -381,8 +381,8 @@ static h3_status run_in(proc *p, const json_t *o, const files *f, h3_result *rs)
     rq.wav_path = f->wav;
     rq.latents_path = f->latents;
     rq.keep_latents = true; // until the end of the job is stored
-    rq.checkpoint_path = f->checkpoint;
     rq.checkpoint_every = (int)srv_json_int(o, "checkpoint_every");
+    rq.checkpoint_path = rq.checkpoint_every ? f->checkpoint : NULL;
     rq.on_event = on_event;
     rq.has_previews = true;
     rq.user = p;

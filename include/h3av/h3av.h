@@ -2,8 +2,9 @@
  * libh3av: MiniMax-H3 video with sound, from C.
  *
  *     h3_engine_opts eo = h3_engine_default();
- *     eo.model = "/models/MiniMax-H3/FL2VA";          // NULL: the small model built into the
- * library h3_engine *e = NULL; if (h3_engine_open(&e, &eo) != H3_OK) die(h3_error());
+ *     eo.model = "/models/MiniMax-H3/FL2VA"; // NULL: the small model built into the library
+ *     h3_engine *e = NULL;
+ *     if (h3_engine_open(&e, &eo) != H3_OK) die(h3_error());
  *
  *     h3_request rq = h3_request_default();
  *     rq.prompt = "a red circle moves left to right with a low tone";
@@ -16,7 +17,7 @@
  *   - Every call returns an h3_status; h3_error() gives one sentence about the last failure on this
  *     thread. The library never prints, never exits and opens no socket.
  *   - Strings and arrays in options are borrowed for the duration of the call (h3_engine_open
- * copies what it keeps). Strings returned through char ** are the caller's: h3_string_free.
+ *     copies what it keeps). Strings returned through char ** are the caller's: h3_string_free.
  *   - An engine serves one request at a time; use one engine per thread. h3_cancel is the one call
  *     allowed from another thread (and from a signal handler).
  *   - Defaults come from the *_default functions; a zeroed struct is not a default.

@@ -220,8 +220,9 @@ refuses "folder as output" 2 "folder" generate -p x $small -o ro
 refuses "no such folder" 5 "nodir" generate -p x $small -o nodir/refused.mp4
 refuses "no folder for the folder of frames" 5 "above it" generate -p x $small --frames-dir nodir/refused --latents early.latents
 check "frames: said before the work" "$([ -e early.latents ] || echo none)" none
-refuses "folder of frames without a name" 2 "frames folder" generate -p x $small --frames-dir "" --latents early.latents
-check "no name: said before the work" "$([ -e early.latents ] || echo none)" none
+refuses "folder of frames without a name" 2 "--frames-dir needs a value" generate -p x $small --frames-dir ""
+refuses "model without a name" 2 "--model needs a value" generate -p x $small --model= -o refused.mp4
+refuses "data folder without a name" 2 "--data needs a value" serve --port 0 --data ""
 refuses "standard output" 2 "standard output" generate -p x $small -o -
 if [ "$(id -u)" = 0 ] && mkdir full && mount -t tmpfs -o size=24k tmpfs full 2>/dev/null; then
     refuses "full disk: said before the work" 3 "full/" generate -p x -s 256x256 -f 56 --steps 2 -q -o full/refused.mp4

@@ -64,6 +64,7 @@ def test_true_length_is_told(server, seconds, frames):
 @pytest.mark.parametrize("fields,param,code", [
     ({"prompt": None}, "prompt", "missing_field"),
     ({"prompt": ""}, "prompt", "missing_field"),
+    ({"prompt": " \n\t"}, "prompt", "missing_field"),
     ({"prompt": 5}, "prompt", "invalid_type"),
     ({"prompt": "x" * 70000}, "prompt", "too_long"),
     ({"refrences": []}, "refrences", "unknown_field"),

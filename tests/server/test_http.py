@@ -277,6 +277,15 @@ def test_answers_to_uploads_that_are_refused_arrive(start):
 
 # ------------------------------------------------------------------------------------ who may ask
 
+def test_nul_in_a_path_hides_nothing(server):
+    i = server.post("/v1/videos", {"prompt": "x", "size": "64x32", "frames": 22, "steps": 2}).json["id"]
+    assert server.get(f"/v1/videos/{i}%00").status == 404
+    assert server.get(f"/v1/videos/{i}%00/content").status == 404
+    assert server.get(f"/v1/vid%65os/{i}").status == 200
+    assert server.get("/v1/videos?limit=1%00").status == 400
+    server.delete(f"/v1/videos/{i}")
+
+
 @pytest.mark.parametrize("headers,code", [
     ({}, 200), ({"Host": "localhost"}, 200), ({"Host": "127.0.0.1:1"}, 200), ({"Host": "[::1]:80"}, 200),
     ({"Host": "evil.example"}, 403), ({"Host": "127.0.0.1.evil.example"}, 403),
@@ -316,6 +325,22 @@ def test_public_address_needs_a_key(start, tmp_path):
     r = subprocess.run([PROGRAM, "serve", "--api-key", "short", "--port", "0", "--data", str(tmp_path / "d")],
                        capture_output=True, text=True, timeout=30)
     assert r.returncode == 2
+
+
+@pytest.mark.parametrize("options", [("--cors", "*"), ("--cors", "https://a.example/page"), ("--cors", "a.example"),
+                                     ("--device", ""), ("--model-name", ""), ("--host", ""), ("--keep-days", "-1")])
+def test_options_that_mean_nothing_are_refused(tmp_path, options):
+    import subprocess
+    from conftest import PROGRAM
+    r = subprocess.run([PROGRAM, "serve", "--port", "0", "--data", str(tmp_path / "d"), *options],
+                       capture_output=True, text=True, timeout=30)
+    assert r.returncode == 2 and options[0] in r.stderr, r
+
+
+def test_zero_days_and_no_checkpoints(start):
+    v = start("--keep-days", "0", "--checkpoint-every", "0").post(
+        "/v1/videos/sync", {"prompt": "x", "size": "64x32", "frames": 22, "steps": 3})
+    assert v.status == 200, v.body
 
 
 def test_page_headers(server):
