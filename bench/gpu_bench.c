@@ -5,11 +5,14 @@
  *
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load,real]
  *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R] [--ranks N]
+ *                  [--pieces B,C:B,C:...]
  *
  * --model DIR, under fp8: how far one forward of that model's DiT is from the same in bf16, at the
  * given rows (H3_CUDA_FP8_ROWS=1 for less than 1,536).
  * --what ab, with dit: also with what is fused taken apart.
- * --ranks: one process a GPU; the clip's tiles go round them, the rest every rank does alone.
+ * --ranks: one process a GPU; "steps" (dit without the library) and the clip's tiles are shared,
+ * the rest every rank does alone.
+ * --pieces: how the exchanges of steps are cut (H3_OVERLAP), one after another.
  *
  * All layers of a stack share one set of weights, which is far larger than the cache: the time of
  * fifty layers needs the memory of one.
@@ -41,7 +44,7 @@ enum { ENC_W = 5120, ENC_Q = 64, ENC_K = 8, ENC_D = 128, ENC_F = 25600, ENC_VOCA
 enum { INNER = HEADS * HEAD };
 
 typedef struct options {
-    const char *math, *what, *model;
+    const char *math, *what, *model, *pieces;
     int64_t rows[8], tiles[8];
     int n_rows, n_tiles, layers, repeat, ranks;
 } options;
@@ -123,17 +126,17 @@ static void free_weight(h3_weight *w)
 }
 
 /* Rows of a request: text, sound, then video, each under one modulation of its own. */
-static h3_tensor modulation_rows(int64_t S, int64_t n_audio, int per)
+static h3_tensor modulation_rows(int64_t first, int64_t n, int64_t n_audio, int per)
 {
-    int32_t *p = malloc((size_t)S * sizeof *p);
+    int32_t *p = malloc((size_t)n * sizeof *p);
     h3_tensor t;
 
-    for (int64_t i = 0; i < S; i++)
-        p[i] = (i < N_TEXT ? 0 : i < N_TEXT + n_audio ? 4 : 8) / per;
-    MUST(h3_dev_alloc(d, &t, H3_I32, 1, &S));
+    for (int64_t i = 0; i < n; i++)
+        p[i] = (first + i < N_TEXT ? 0 : first + i < N_TEXT + n_audio ? 4 : 8) / per;
+    MUST(h3_dev_alloc(d, &t, H3_I32, 1, &n));
     MUST(h3_dev_upload(d, t, p));
     free(p);
-    return h3_view_2d(t, 1, S);
+    return h3_view_2d(t, 1, n);
 }
 
 static h3_tensor indices(int64_t n, int64_t first, int64_t below)
@@ -223,7 +226,7 @@ static void bench_ops(int64_t S)
 
     h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
     h3_tensor mod = random_tensor(H3_BF16, 0.1f, NE(12, 6, C)),
-              row = h3_at(modulation_rows(S, 240, 1), 0);
+              row = h3_at(modulation_rows(0, S, 240, 1), 0);
     h3_tensor gain = random_tensor(H3_F32, 1, NE(C));
     h3_weight by_c = random_weight(H3_BF16, 64, C), by_f = random_weight(H3_BF16, 64, FFN);
     d->reader = &by_c; // rows that only a product reads, as in a block
@@ -364,11 +367,26 @@ static double library_step(const h3_dit *m, const h3_dit_state *state)
     return best;
 }
 
+/* Rows [first, first + n) of the sequence are one medium: those of them that are ours. */
+static h3_dit_share share_of(const h3_dit_state *s, int64_t first, int64_t n, h3_tensor *idx)
+{
+    const int64_t from = first > s->own.first ? first : s->own.first;
+    const int64_t last = s->own.first + s->own.n, end = first + n < last ? first + n : last;
+    const h3_dit_share own = {.first = from < end ? from - first : 0,
+                              .n = from < end ? end - from : 0};
+
+    *idx = indices(own.n, from - s->own.first, 0);
+    return own;
+}
+
 static h3_dit_state *make_state(const h3_dit *m, int64_t S)
 {
     h3_dit_state *s = calloc(1, sizeof *s);
     const int64_t n_audio = S > 1024 ? 240 : 40, n_video = S - N_TEXT - n_audio,
                   L = m->dims.n_layers;
+    const int me = h3_comm_rank(d->comm);
+    const int64_t first = h3_comm_first(d->comm, S, me);
+    const int64_t n = h3_comm_first(d->comm, S, me + 1) - first;
 
     s->dev = d;
     s->act = H3_BF16;
@@ -378,25 +396,22 @@ static h3_dit_state *make_state(const h3_dit *m, int64_t S)
     s->n_text = N_TEXT;
     s->n_steps = 1;
     s->n_timesteps = 4;
+    s->own = (h3_dit_share){.first = first, .n = n};
     s->text = random_tensor(H3_BF16, 1, NE(N_TEXT, C));
-    s->cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
-    s->sin = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
+    s->cos = random_tensor(H3_BF16, 1, NE(n, 3 * (HEAD / 8)));
+    s->sin = random_tensor(H3_BF16, 1, NE(n, 3 * (HEAD / 8)));
     s->mod = random_tensor(H3_BF16, 0.1f, NE(L, 12, 6, C));
     s->final_mod = random_tensor(H3_BF16, 0.1f, NE(4, 2, C));
-    s->text_idx = indices(N_TEXT, 0, 0);
-    s->audio_idx = indices(n_audio, N_TEXT, 0);
-    s->video_idx = indices(n_video, N_TEXT + n_audio, 0);
-    s->mod_row = modulation_rows(S, n_audio, 1);
-    s->time_row = modulation_rows(S, n_audio, 3);
-    s->row = indices(S, 0, 1);
-    s->time = indices(S, 0, 1);
+    s->own_text = share_of(s, 0, N_TEXT, &s->text_idx);
+    s->own_audio = share_of(s, N_TEXT, n_audio, &s->audio_idx);
+    s->own_video = share_of(s, N_TEXT + n_audio, n_video, &s->video_idx);
+    s->mod_row = modulation_rows(first, n, n_audio, 1);
+    s->time_row = modulation_rows(first, n, n_audio, 3);
+    s->row = indices(n, 0, 1);
+    s->time = indices(n, 0, 1);
     s->cu = calloc(2, sizeof *s->cu);
     s->cu[1] = (int32_t)S;
     s->n_documents = 1;
-    s->own = (h3_dit_share){.n = S};
-    s->own_text = (h3_dit_share){.n = N_TEXT};
-    s->own_audio = (h3_dit_share){.n = n_audio};
-    s->own_video = (h3_dit_share){.n = n_video};
     return s;
 }
 
@@ -431,6 +446,34 @@ typedef struct step {
     h3_dit_state *s;
     h3_tensor v, v2, a, a2;
 } step;
+
+static step make_step(h3_dit *m, int64_t S)
+{
+    h3_dit_state *s = make_state(m, S);
+
+    return (step){.m = m,
+                  .s = s,
+                  .v = random_tensor(H3_F32, 1, NE(s->n_video, 96)),
+                  .v2 = random_tensor(H3_F32, 1, NE(s->n_video, 96)),
+                  .a = random_tensor(H3_F32, 1, NE(s->n_audio, 32)),
+                  .a2 = random_tensor(H3_F32, 1, NE(s->n_audio, 32))};
+}
+
+static void free_step(const step *k)
+{
+    h3_dit_state *s = k->s;
+    step own = *k;
+    h3_tensor *const all[] = {&s->text,      &s->cos,      &s->sin,       &s->mod,
+                              &s->final_mod, &s->text_idx, &s->audio_idx, &s->video_idx,
+                              &s->mod_row,   &s->time_row, &s->row,       &s->time,
+                              &own.v,        &own.v2,      &own.a,        &own.a2};
+
+    if (s->replay.it) d->forget(d, s->replay.it);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        h3_dev_free(d, all[i]);
+    free(s->cu);
+    free(s);
+}
 
 static double run_step(const step *k, variant how)
 {
@@ -521,14 +564,9 @@ static void report_error(const step *k, const float *got, double far)
 
 static void bench_dit(h3_dit *m, int64_t S)
 {
-    h3_dit_state *s = make_state(m, S);
-    h3_tensor v = random_tensor(H3_F32, 1, NE(s->n_video, 96)),
-              v2 = random_tensor(H3_F32, 1, NE(s->n_video, 96));
-    h3_tensor a = random_tensor(H3_F32, 1, NE(s->n_audio, 32)),
-              a2 = random_tensor(H3_F32, 1, NE(s->n_audio, 32));
+    const step k = make_step(m, S);
     static const char *const names[] = {"recorded", "call by call", "not fused"};
     const int layers = (int)m->dims.n_layers;
-    const step k = {m, s, v, v2, a, a2};
     double t[N_VARIANTS] = {1e30, 1e30, 1e30};
     float *seen[N_VARIANTS] = {NULL};
 
@@ -552,39 +590,100 @@ static void bench_dit(h3_dit *m, int64_t S)
                 "{\"what\": \"dit_variant\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, "
                 "\"s\": %.4f, \"same_bits\": %s}\n",
                 names[how], o.math, (long long)S, t[how],
-                memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(v2) * 4) ? "false" : "true");
+                memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(k.v2) * 4) ? "false" : "true");
     if (d->backend->math == H3_CUDA_FP8) report_error(&k, seen[DIRECT], 0);
     const double best = t[RECORDED];
-    const double limit = library_step(m, s);
+    const double limit = library_step(m, k.s);
     printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, "
            "\"s\": %.4f, \"s_50_layers\": %.4f, \"library_s_50_layers\": %.4f, "
            "\"share_of_library\": %.3f, \"peak_gib\": %.2f}\n",
            o.math, (long long)S, layers, best, best * 50 / layers, limit * 50 / layers,
            limit / best, (double)d->backend->peak / 1073741824);
     fflush(stdout);
-    h3_tensor *const all[] = {&s->text,
-                              &s->cos,
-                              &s->sin,
-                              &s->mod,
-                              &s->final_mod,
-                              &s->text_idx,
-                              &s->audio_idx,
-                              &s->video_idx,
-                              &s->mod_row,
-                              &s->time_row,
-                              &s->row,
-                              &s->time,
-                              &v,
-                              &v2,
-                              &a,
-                              &a2};
     for (int i = 0; i < N_VARIANTS; i++)
         free(seen[i]);
-    if (s->replay.it) d->forget(d, s->replay.it);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        h3_dev_free(d, all[i]);
-    free(s->cu);
-    free(s);
+    free_step(&k);
+}
+
+/* ---------------------------------------------------------------- steps over ranks */
+
+/* The largest value over the ranks. */
+static double widest(double x)
+{
+    double all[H3_COMM_LOCAL] = {0};
+    size_t bytes[H3_COMM_LOCAL];
+    const int P = h3_comm_size(d->comm);
+
+    for (int r = 0; r < P; r++)
+        bytes[r] = sizeof *all;
+    all[h3_comm_rank(d->comm)] = x;
+    MUST(h3_comm_all_gather(d->comm, NULL, all, bytes));
+    for (int r = 0; r < P; r++)
+        x = all[r] > x ? all[r] : x;
+    return x;
+}
+
+/* A step with clocks around everything: prints what each operation took, and returns the seconds of
+ * the exchanges when nothing else runs beside them. */
+static double exchange_alone(const step *k)
+{
+    const double before = d->comm ? d->comm->seconds : 0;
+
+    d->is_timing = true;
+    h3_dev_counters_reset(d);
+    (void)run_step(k, DIRECT);
+    d->is_timing = false;
+    for (int i = 0; i < H3_OP_COUNT; i++)
+        if (d->stat[i].calls)
+            printf("{\"what\": \"step_op\", \"rows\": %lld, \"ranks\": %d, \"name\": \"%s\", "
+                   "\"calls\": %llu, \"ms\": %.3f}\n",
+                   (long long)k->s->n_rows, h3_comm_size(d->comm), h3_op_name((h3_op_id)i),
+                   (unsigned long long)d->stat[i].calls, 1e3 * d->stat[i].seconds);
+    return d->comm ? d->comm->seconds - before : 0;
+}
+
+static void bench_step(h3_dit *m, int64_t S, const char *pieces)
+{
+    const step k = make_step(m, S);
+    const int layers = (int)m->dims.n_layers;
+    double best = 1e30, sum = 0;
+
+    h3_dev_scratch_drop(d);
+    MUST(h3_dev_scratch(d, dit_scratch(S)));
+    m->dims.n_layers = 1;
+    (void)run_step(&k, DIRECT);
+    m->dims.n_layers = layers;
+    share_packed(m);
+    (void)run_step(&k, DIRECT);
+    const uint64_t sent = d->comm ? d->comm->sent_bytes : 0;
+    for (int i = 0; i < o.repeat; i++) {
+        MUST(h3_comm_barrier(d->comm));
+        const double t = widest(run_step(&k, RECORDED));
+        best = t < best ? t : best;
+        sum += t;
+    }
+    const double bytes = d->comm ? (double)(d->comm->sent_bytes - sent) / o.repeat : 0;
+    const double peak = widest((double)d->backend->peak), alone = widest(exchange_alone(&k));
+    printf(
+        "{\"what\": \"step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, \"ranks\": %d, "
+        "\"by\": \"%s\", \"pieces\": \"%s\", \"s\": %.5f, \"mean_s\": %.5f, \"s_50_layers\": %.4f, "
+        "\"exchange_alone_s\": %.5f, \"sent_bytes\": %.0f, \"peak_gib\": %.2f}\n",
+        o.math, (long long)S, layers, h3_comm_size(d->comm), d->comm ? d->comm->name : "", pieces,
+        best, sum / o.repeat, best * 50 / layers, alone, bytes, peak / 1073741824);
+    fflush(stdout);
+    free_step(&k);
+}
+
+static void bench_steps(h3_dit *m, int64_t S)
+{
+    char one[32];
+    const char *at = o.pieces;
+
+    if (!at) bench_step(m, S, "auto");
+    for (int n; at && sscanf(at, "%31[^:]%n", one, &n) == 1; at += n + (at[n] == ':')) {
+        setenv("H3_OVERLAP", one, 1);
+        bench_step(m, S, one);
+    }
 }
 
 /* A sequence of random numbers through a model from files. */
@@ -980,6 +1079,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--tiles") == 0) o.n_tiles = numbers(o.tiles, argv[i + 1]);
         if (strcmp(argv[i], "--layers") == 0) o.layers = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--repeat") == 0) o.repeat = atoi(argv[i + 1]);
+        if (strcmp(argv[i], "--pieces") == 0) o.pieces = argv[i + 1];
         if (strcmp(argv[i], "--ranks") == 0) o.ranks = atoi(argv[i + 1]);
     }
     const h3_dev_opts opts = {.math = o.math};
@@ -1000,10 +1100,11 @@ int main(int argc, char **argv)
     if (has("load")) bench_load();
     if (has("real")) bench_real();
     if (o.model) bench_error();
-    h3_dit *m = has("dit") ? make_dit() : NULL;
+    h3_dit *m = has("dit") || has("steps") ? make_dit() : NULL;
     for (int i = 0; i < o.n_rows; i++) {
         if (has("ops")) bench_ops(o.rows[i]);
-        if (m) bench_dit(m, o.rows[i]);
+        if (has("dit")) bench_dit(m, o.rows[i]);
+        if (has("steps")) bench_steps(m, o.rows[i]);
     }
     if (has("encoder")) bench_encoder();
     if (has("vae") || has("clip")) bench_vae(has("clip"));

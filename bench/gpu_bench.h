@@ -22,6 +22,7 @@ static inline double now(void)
         if ((expr) != H3_OK) {                                      \
             printf("{\"error\": \"%s: %s\"}\n", #expr, h3_error()); \
             fflush(stdout);                                         \
+            fprintf(stderr, "%s: %s\n", #expr, h3_error());         \
             exit(1);                                                \
         }                                                           \
     } while (0)

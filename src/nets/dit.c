@@ -33,8 +33,9 @@ typedef struct stack {
     h3_tensor cos, sin; ///< data NULL: no rotation
     const int32_t *cu;
     int n_documents;
-    h3_comm *ranks; ///< that share the rows; NULL: all rows are here
-    int64_t whole;  ///< rows over all ranks
+    h3_comm *ranks;  ///< that share the rows; NULL: all rows are here
+    int64_t whole;   ///< rows over all ranks
+    h3_store *store; ///< of the blocks; NULL: nothing is fetched ahead
 } stack;
 
 /* A product whose rows are some of `whole`; see h3_dev.whole_rows. */
@@ -189,6 +190,7 @@ static h3_status block_forward(const stack *k, const h3_dit_block *b, h3_tensor 
     const float eps = k->m->norm_eps;
 
     H3_TRY(attend_and_project(k, b, h));
+    if (k->store) H3_TRY(h3_store_ahead(k->store, 1 + k->index)); // while the MLP computes
     only_for(k, &b->fc1);
     H3_TRY(for_all(k, op->gate_add_norm(d, h, x, h, mod, GATE_ATTN, b->norm2, eps, mod, SHIFT_MLP,
                                         SCALE_MLP, row)));
@@ -324,6 +326,7 @@ static h3_status run(h3_dev *d, const h3_dit *m, const h3_dit_state *s, h3_tenso
                .cu = s->cu,
                .n_documents = s->n_documents,
                .ranks = d->comm,
+               .store = s->store,
                .whole = s->n_rows};
     const h3_tensor row = s->row;
     const int L = (int)m->dims.n_layers, heads = L + 1;

@@ -357,6 +357,7 @@ static h3_status fill_store(h3_dit *m)
     const int heads = (int)m->dims.n_layers + 1;
 
     H3_TRY(h3_store_create(&m->store, m->dev));
+    h3_store_may_spread(m->store); // all ranks walk through the blocks together
     H3_TRY(h3_store_add(m->store, 0, &m->edge.video_proj));
     H3_TRY(h3_store_add(m->store, 0, &m->edge.audio_proj));
     for (int i = 0; i < (int)m->dims.n_layers; i++)

@@ -346,7 +346,7 @@ static h3_status set_text(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_
         if (store) h3_store_release(store, 0);
     }
     h3_arena_release(&d->scratch, mark);
-    if (store && (!m->keeps || d->weight_budget)) h3_store_drop(store);
+    if (store && (!m->keeps || d->weight_budget || d->spreads_weights)) h3_store_drop(store);
     return st;
 }
 

@@ -103,6 +103,7 @@ h3_status h3_comm_attach(h3_comm *c, h3_dev *d)
 
 void h3_comm_detach(h3_comm *c, h3_dev *d)
 {
+    if (d && d->comm == c) h3_comm_abandon(c);
     if (c && d && d->comm == c && c->link.detach) c->link.detach(c);
     if (d) d->comm = NULL;
 }

@@ -68,7 +68,8 @@ typedef struct h3_comm_link {
     h3_status (*begin_on)(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                           const h3_message *recv, int n_recv, h3_travel *t);
     h3_status (*finish_on)(h3_comm *c, h3_dev *d, h3_travel *t);
-    void (*abandon)(h3_comm *c); ///< what is under way ends here, whatever became of it
+    /** Ends what is under way: all ranks began it, so it arrives, unless one of them failed. */
+    void (*abandon)(h3_comm *c);
     void (*say)(h3_comm *c, int peer, const h3_comm_note *note); ///< must not block for long
     int (*hear)(h3_comm *c, int peer, h3_comm_note *note); ///< 1: here it is, 0: none yet, -1: gone
     void (*nap)(h3_comm *c, int ms); ///< until something may have come, at most so long

@@ -72,7 +72,8 @@ struct h3_dev {
     /** Pinned host memory that stores may fill with streamed weights, and how much of it they have.
      */
     size_t pinned_budget, pinned_used;
-    bool is_from_disk; ///< streamed weights leave the system's file cache behind them
+    bool spreads_weights; ///< over the ranks of `comm`, where a store allows it
+    bool is_from_disk;    ///< streamed weights leave the system's file cache behind them
     h3_op_stat stat[H3_OP_COUNT];
     bool is_ref[H3_OP_COUNT]; ///< the entry is still the reference one
     h3_tap_fn tap;

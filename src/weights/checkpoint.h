@@ -64,8 +64,8 @@ void h3_ckpt_close(h3_checkpoint **ck);
 /** False when a file that it was made from (weights, index, configuration, adapters) was exchanged,
  *  written to, moved or added since: opening it again would give something else. */
 bool h3_ckpt_is_fresh(const h3_checkpoint *ck);
-/** Of those files, their names and times, and of h3_ckpt_fingerprint: equal only for what would give
- *  the same numbers, as far as a file system tells. */
+/** Of those files, their names and times, and of h3_ckpt_fingerprint: equal only for what would
+ * give the same numbers, as far as a file system tells. */
 uint64_t h3_ckpt_identity(const h3_checkpoint *ck);
 /** The path it was opened from, for messages. */
 const char *h3_ckpt_path(const h3_checkpoint *ck);
@@ -195,6 +195,12 @@ H3_NODISCARD h3_status h3_store_acquire(h3_store *s, int group);
 void h3_store_release(h3_store *s, int group);
 /** True once every group stays on the device: acquire and release have nothing more to do. */
 bool h3_store_is_resident(const h3_store *s);
+/** All ranks of the device acquire the same groups of this store in the same order, so it may be
+ *  spread over them: h3_dev.spreads_weights. */
+void h3_store_may_spread(h3_store *s);
+/** Group `group` is in use, and there is time to fetch the next one from other ranks. Collective;
+ *  nothing happens where the store is not spread. */
+H3_NODISCARD h3_status h3_store_ahead(h3_store *s, int group);
 /** Gives back what the device (or, under a budget, memory) holds of the groups; they come again
  * when they are acquired. Nothing may be in use. */
 void h3_store_drop(h3_store *s);

@@ -12,6 +12,10 @@
  * would never hit. A thread reads the next streamed group while this one computes. On a device with
  * memory of its own they pass through a ring of slots (ring.h): the next one is sent on its way
  * before this one is computed with.
+ *
+ * Over ranks a store whose groups all of them use in the same order may instead be spread over
+ * them (h3_dev.spreads_weights, shard.h): each holds a part of every large group and gathers the
+ * next one ahead.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -21,6 +25,7 @@
 #include "checkpoint.h"
 #include "file.h"
 #include "ring.h"
+#include "shard.h"
 
 typedef struct group {
     h3_load load;
@@ -51,7 +56,10 @@ struct h3_store {
     int last;        ///< group acquired last
     h3_ring *ring;   ///< NULL: nothing streams, or on a host device
     int n_slots;
-    int *bad; ///< pinned: what the device found in a group, see look_there
+    int *bad;          ///< pinned: what the device found in a group, see look_there
+    bool may_spread;   ///< all ranks acquire the same groups in the same order
+    h3_comm *comm;     ///< for which it was settled
+    h3_shards *shards; ///< NULL: nothing is spread
     reader ahead;
 };
 
@@ -66,6 +74,30 @@ h3_status h3_store_create(h3_store **out, h3_dev *d)
     s->next = d->stores;
     d->stores = s;
     return H3_OK;
+}
+
+void h3_store_may_spread(h3_store *s)
+{
+    s->may_spread = true;
+}
+
+static bool wants_spreading(const h3_store *s)
+{
+    return s->dev->spreads_weights && h3_comm_size(s->dev->comm) > 1 && !s->dev->is_plan;
+}
+
+/* A store that is not spread where others are is used once a request: it passes through. */
+static size_t budget_of(const h3_store *s)
+{
+    if (!wants_spreading(s)) return s->dev->weight_budget;
+    return s->may_spread ? 0 : 1;
+}
+
+static bool is_outdated(const h3_store *s)
+{
+    return s->budget != budget_of(s) ||
+           (s->shards != NULL) != (s->may_spread && wants_spreading(s)) ||
+           (s->shards && s->comm != s->dev->comm);
 }
 
 static h3_status grow_groups(h3_store *s, int n)
@@ -173,7 +205,7 @@ static void free_group(h3_store *s, group *g)
         h3_dev_weight_free(s->dev, w);
         for (int j = 0; s->dev->mem != H3_HOST && j < w->n_parts; j++)
             if (is_on_device(&w->part[j])) {
-                if (!s->ring || g->is_kept) s->dev->dealloc(s->dev, w->part[j].dev);
+                if ((!s->ring && !s->shards) || g->is_kept) s->dev->dealloc(s->dev, w->part[j].dev);
                 w->part[j].dev = NULL;
             }
         w->is_passing = false;
@@ -225,6 +257,22 @@ static h3_status make_ring(h3_store *s)
     return n_streamed ? h3_ring_create(&s->ring, s->dev, widest, s->n_slots) : H3_OK;
 }
 
+/* Small groups stay as they are. */
+static h3_status spread(h3_store *s)
+{
+    size_t widest = 0;
+
+    for (int i = 0; i < s->n_groups; i++)
+        if (s->groups[i].bytes > widest) widest = s->groups[i].bytes;
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        g->is_kept = g->bytes < widest / 4;
+        for (int k = 0; k < g->load.n && !g->is_kept; k++)
+            g->load.w[k]->is_passing = true;
+    }
+    return h3_shards_create(&s->shards, s->dev, widest);
+}
+
 /* Once, at the first use: all groups are known then. */
 static h3_status settle(h3_store *s)
 {
@@ -236,11 +284,13 @@ static h3_status settle(h3_store *s)
         g->is_kept = true;
         total += g->bytes;
     }
-    s->budget = s->dev->weight_budget;
+    s->budget = budget_of(s);
+    s->comm = s->dev->comm;
     s->is_settled = true;
     s->goes_round = false;
     s->last = -1;
     s->is_streaming = s->budget && total > s->budget;
+    if (s->may_spread && wants_spreading(s)) return spread(s);
     for (int n = s->n_groups - 1; s->is_streaming && n >= 0; n--)
         if (try_keeping(s, n, s->budget)) break;
     if (!s->is_streaming || s->dev->mem == H3_HOST || s->dev->is_plan) return H3_OK;
@@ -364,11 +414,16 @@ h3_status h3_store_acquire(h3_store *s, int index)
     h3_status st;
 
     if (index < 0 || index >= s->n_groups) return H3_OK; // a group without matrices
-    if (s->is_settled && s->budget != s->dev->weight_budget) h3_store_drop(s);
+    if (s->is_settled && is_outdated(s)) h3_store_drop(s);
     if (!s->is_settled) H3_TRY(settle(s));
     g = &s->groups[index];
     if (index < s->last) s->goes_round = true;
     s->last = index;
+    if (s->shards && !g->is_kept) {
+        H3_TRY(h3_shards_get(s->shards, &g->load));
+        g->is_ready = true;
+        return H3_OK;
+    }
     if (g->is_ready && (g->is_kept || !s->ring)) {
         if (s->ring) send_next(s, index);
         return H3_OK;
@@ -379,6 +434,18 @@ h3_status h3_store_acquire(h3_store *s, int index)
     st = s->ring ? acquire_streamed(s, index) : fetch(s, g);
     s->dev->loaded.seconds += now() - t0;
     return st;
+}
+
+h3_status h3_store_ahead(h3_store *s, int index)
+{
+    if (!s->shards) return H3_OK;
+    for (int i = 1; i < s->n_groups; i++) {
+        const int at = (index + i) % s->n_groups;
+        group *g = &s->groups[at];
+        if (at < index && !s->goes_round) return H3_OK; // perhaps there is no second round
+        if (!g->is_kept && g->load.n) return h3_shards_want(s->shards, &g->load);
+    }
+    return H3_OK;
 }
 
 /* Pages of a streamed group leave memory; clean ones of a file, read again when they are needed. */
@@ -393,7 +460,7 @@ static void drop_pages(const group *g)
 
 bool h3_store_is_resident(const h3_store *s)
 {
-    if (!s->is_settled || s->budget != s->dev->weight_budget || s->is_streaming) return false;
+    if (!s->is_settled || is_outdated(s) || s->is_streaming || s->shards) return false;
     for (int i = 0; i < s->n_groups; i++)
         if (s->groups[i].load.n > 0 &&
             !(s->groups[i].is_ready && (s->groups[i].is_kept || !s->ring)))
@@ -407,6 +474,10 @@ void h3_store_release(h3_store *s, int index)
 
     if (index < 0 || index >= s->n_groups) return;
     g = &s->groups[index];
+    if (s->shards && !g->is_kept && g->is_ready) {
+        h3_shards_done(s->shards, &g->load);
+        g->is_ready = false;
+    }
     if (!s->is_streaming || g->is_kept || !g->is_ready || s->dev->is_plan) return;
     if (s->ring) {
         h3_ring_done(s->ring, &g->load);
@@ -420,7 +491,7 @@ void h3_store_release(h3_store *s, int index)
 
 size_t h3_store_held(const h3_store *s)
 {
-    size_t n = s->ring ? h3_ring_held(s->ring) : 0;
+    size_t n = s->ring ? h3_ring_held(s->ring) : s->shards ? h3_shards_held(s->shards) : 0;
 
     for (int i = 0; i < s->n_groups; i++)
         if (s->groups[i].is_kept && s->groups[i].is_ready) n += s->groups[i].bytes;
@@ -442,6 +513,7 @@ void h3_store_drop(h3_store *s)
     for (int i = 0; i < s->n_groups; i++)
         free_group(s, &s->groups[i]);
     h3_ring_free(&s->ring);
+    h3_shards_free(&s->shards);
     s->is_settled = false;
 }
 

@@ -4,9 +4,9 @@
  *
  *   ranks SCENARIO [N [DEVICE]]      N processes started here, or those of mpirun
  *
- * DEVICE is for the scenario "near": on GPUs products pick their way by the number of rows, so the
- * result of several ranks is near that of one. Each may be off by the tolerance of the DiT's
- * goldens, the two from each other by twice that.
+ * DEVICE is for the scenarios "near" and "spread": on GPUs products pick their way by the number of
+ * rows, so the result of several ranks is near that of one. Each may be off by the tolerance of the
+ * DiT's goldens, the two from each other by twice that.
  *
  * Every rank also runs the request alone and compares. Exit status 0, or 1 with a line for each
  * difference.
@@ -307,9 +307,12 @@ static void close_model(model *z)
     h3_dev_close(&z->d);
 }
 
+static bool does_spread;
+
 static void join(model *z)
 {
     must(h3_comm_attach(comm, z->d), "attach");
+    z->d->spreads_weights = does_spread;
     if (comm) comm->cancel = &z->cancel;
 }
 
@@ -330,8 +333,11 @@ static void same_numbers(const char *device, h3_dtype act, size_t n_requests)
         trace alone = quiet(&z.cancel), shared = quiet(&z.cancel);
         size_t n_bad = 0;
         must(run_request(z.m, &requests[i], act, &alone, false), requests[i].name);
+        const size_t held = h3_store_held(z.m->store);
         join(&z);
         must(run_request(z.m, &requests[i], act, &shared, false), requests[i].name);
+        check((h3_store_held(z.m->store) < held) == does_spread, "%s: weights of %zu and %zu bytes",
+              requests[i].name, held, h3_store_held(z.m->store));
         h3_comm_detach(comm, z.d);
         check(alone.n == shared.n, "%s: %zu numbers, alone %zu", requests[i].name, shared.n,
               alone.n);
@@ -392,15 +398,33 @@ static void near_numbers(const char *device, h3_dtype act, double limit)
     close_model(&z);
 }
 
-static int near_one_rank(void)
+static const char *device_of_rank(void)
 {
-    char device[32];
+    static char device[32];
 
     snprintf(device, sizeof device, "%s", near_device);
     if (strcmp(near_device, "cuda") == 0)
         snprintf(device, sizeof device, "cuda:%d", comm ? comm->local_rank : 0);
+    return device;
+}
+
+static int near_one_rank(void)
+{
+    const char *device = device_of_rank();
+
     near_numbers(device, H3_F32, 2 * 3e-6);
     near_numbers(device, H3_BF16, 2 * 1.5e-2);
+    must(h3_comm_agree(comm, H3_OK), "agree");
+    return 0;
+}
+
+/* Weights spread over the ranks: those of one rank that has all. */
+static int spread(void)
+{
+    does_spread = true;
+    if (strcmp(near_device, "cpu") != 0) return near_one_rank();
+    same_numbers("cpu", H3_F32, sizeof requests / sizeof *requests);
+    same_numbers("cpu", H3_BF16, 2);
     must(h3_comm_agree(comm, H3_OK), "agree");
     return 0;
 }
@@ -507,9 +531,9 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } scenarios[] = {{"exchanges", exchanges}, {"same", same},     {"near", near_one_rank},
-                     {"heads", heads},         {"cancel", cancel}, {"nan", nan_row},
-                     {"killed", killed},       {"early", early}};
+    } scenarios[] = {{"exchanges", exchanges}, {"same", same},     {"spread", spread},
+                     {"near", near_one_rank},  {"heads", heads},   {"cancel", cancel},
+                     {"nan", nan_row},         {"killed", killed}, {"early", early}};
     int rank, size, n_bad = 0;
 
     h3_comm_launched(&rank, &size);

@@ -22,11 +22,16 @@ command -v mpirun >/dev/null && "$h3av" version >/dev/null && ldd "$h3av" | grep
 forked="2 7" launched="2 3 4 7"
 [ "${3:-}" = brief ] && forked=3 launched=2
 for n in $forked; do timeout 120 "$ranks" same $n 2>err || bad "same on $n ranks"; done
+for n in $forked; do timeout 120 "$ranks" spread $n 2>err || bad "spread weights on $n ranks"; done
+for n in $forked; do H3_OVERLAP=3,2 timeout 120 "$ranks" same $n 2>err || bad "in pieces on $n ranks"; done
 for n in 3 $forked; do timeout 120 "$ranks" exchanges $n 2>err || bad "exchanges on $n ranks"; done
 for s in cancel nan killed early; do timeout 60 "$ranks" $s 3 2>err || bad "$s on 3 ranks"; done
 timeout 60 "$ranks" heads 3 2>err || bad "heads on 3 ranks"
 if [ $has_mpi ]; then
     for n in $launched; do mpi $n "$ranks" same 2>err || bad "same on $n ranks of mpirun"; done
+    for n in $launched; do
+        H3_OVERLAP=2,3 mpi $n "$ranks" spread 2>err || bad "in pieces, spread, on $n ranks of mpirun"
+    done
     for s in exchanges cancel nan early; do mpi 3 "$ranks" $s 2>err || bad "$s on 3 ranks of mpirun"; done
 fi
 

@@ -17,10 +17,16 @@
 
 enum { TAG = 1, CHUNK = 1 << 30 }; // counts of MPI are ints
 
+typedef struct requests {
+    MPI_Request *at;
+    int n, n_recv; // receives come first
+} requests;
+
 typedef struct mpi_link {
     MPI_Comm data, notes;
-    MPI_Request *told;      // [size] notes under way
-    h3_comm_note *outgoing; // [size]
+    requests travel[H3_COMM_TRAVELS]; // at NULL: free
+    MPI_Request *told;                // [size] notes under way
+    h3_comm_note *outgoing;           // [size]
 } mpi_link;
 
 static h3_status failed(int rc, const char *what)
@@ -39,11 +45,6 @@ static h3_status failed(int rc, const char *what)
     } while (0)
 
 /* ------------------------------------------------------------------------------------ requests */
-
-typedef struct requests {
-    MPI_Request *at;
-    int n, n_recv; // receives come first
-} requests;
 
 static int pieces(const h3_message *m, int n)
 {
@@ -116,19 +117,88 @@ static h3_status post_all(const mpi_link *l, requests *q, const h3_message *send
     return H3_OK;
 }
 
+/* Posts all messages; q->at is the caller's to free. */
+static h3_status depart(h3_comm *c, requests *q, const h3_message *send, int n_send,
+                        const h3_message *recv, int n_recv)
+{
+    const int n = pieces(send, n_send) + pieces(recv, n_recv);
+    h3_status st;
+
+    *q = (requests){.at = malloc((size_t)(n + 1) * sizeof *q->at)};
+    if (!q->at) return h3_fail(H3_E_NOMEM, "no memory for %d messages between ranks", n);
+    st = post_all(c->state, q, send, n_send, recv, n_recv);
+    if (st != H3_OK) abandon(q);
+    return st;
+}
+
+static h3_status arrive(h3_comm *c, requests *q)
+{
+    const h3_status st = wait_all(c, q);
+
+    if (st != H3_OK) abandon(q);
+    free(q->at);
+    q->at = NULL;
+    return st;
+}
+
 static h3_status exchange(h3_comm *c, const h3_message *send, int n_send, const h3_message *recv,
                           int n_recv)
 {
-    const int n = pieces(send, n_send) + pieces(recv, n_recv);
-    requests q = {.at = malloc((size_t)(n + 1) * sizeof *q.at)};
-    h3_status st;
+    requests q;
+    const h3_status st = depart(c, &q, send, n_send, recv, n_recv);
 
-    if (!q.at) return h3_fail(H3_E_NOMEM, "no memory for %d messages between ranks", n);
-    st = post_all(c->state, &q, send, n_send, recv, n_recv);
-    if (st == H3_OK) st = wait_all(c, &q);
-    if (st != H3_OK) abandon(&q);
+    if (st == H3_OK) return arrive(c, &q);
     free(q.at);
     return st;
+}
+
+/* In halves. The runtime moves most bytes of large messages within its calls, so on one host little
+ * is won; a network that works by itself carries them meanwhile. */
+static h3_status begin(h3_comm *c, const h3_message *send, int n_send, const h3_message *recv,
+                       int n_recv, h3_travel *t)
+{
+    mpi_link *l = c->state;
+
+    for (int i = 0; i < H3_COMM_TRAVELS; i++) {
+        requests *q = &l->travel[i];
+        if (q->at) continue;
+        const h3_status st = depart(c, q, send, n_send, recv, n_recv);
+        if (st == H3_OK) {
+            t->slot = i + 1;
+            return H3_OK;
+        }
+        free(q->at);
+        q->at = NULL;
+        return st;
+    }
+    return exchange(c, send, n_send, recv, n_recv);
+}
+
+static h3_status finish(h3_comm *c, h3_travel *t)
+{
+    mpi_link *l = c->state;
+    requests *q = &l->travel[t->slot - 1];
+
+    t->slot = 0;
+    return q->at ? arrive(c, q) : H3_OK;
+}
+
+/* What all ranks began goes on to its end; after a failure it is cut off. */
+static void abandon_all(h3_comm *c)
+{
+    mpi_link *l = c->state;
+
+    for (int i = 0; i < H3_COMM_TRAVELS; i++) {
+        requests *q = &l->travel[i];
+        if (!q->at) continue;
+        if (c->is_broken || c->is_over) {
+            abandon(q);
+            free(q->at);
+            q->at = NULL;
+        } else if (arrive(c, q) != H3_OK) {
+            c->is_broken = true;
+        }
+    }
 }
 
 /* --------------------------------------------------------------------------------------- notes */
@@ -169,6 +239,7 @@ static void close_link(h3_comm *c)
 {
     mpi_link *l = c->state;
 
+    if (l) abandon_all(c);
     for (int r = 0; l && l->told && r < c->size; r++)
         MPI_Wait(&l->told[r], MPI_STATUS_IGNORE);
     if (l) {
@@ -238,8 +309,14 @@ h3_status h3_mpi_join(h3_comm **out, int rank, int size)
             MPI_Finalize();
         return st;
     }
-    (*out)->link = (h3_comm_link){
-        .exchange = exchange, .say = say, .hear = hear, .nap = nap, .close = close_link};
+    (*out)->link = (h3_comm_link){.exchange = exchange,
+                                  .begin = begin,
+                                  .finish = finish,
+                                  .abandon = abandon_all,
+                                  .say = say,
+                                  .hear = hear,
+                                  .nap = nap,
+                                  .close = close_link};
     snprintf((*out)->name, sizeof(*out)->name, "mpi");
     return H3_OK;
 }

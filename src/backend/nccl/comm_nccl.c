@@ -201,6 +201,8 @@ static void detach(h3_comm *c)
     nccl_link *l = c->device_state;
 
     if (!l) return;
+    if (l->d && !l->is_dead && !c->is_broken && !c->is_over && l->d->comm == c)
+        (void)!wait_last(l->d); // what was fetched ahead and is not needed
     if (l->comm && !l->is_dead) {
         if (c->is_broken || c->is_over)
             ncclCommAbort(l->comm);
