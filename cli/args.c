@@ -133,7 +133,7 @@ static const option_row rows[] = {
     {"--ram", NULL, LOADS, K_BYTES, AT(engine.ram_limit), "SIZE",
      "host memory to stay within, e.g. 16G"},
     {"--vram", NULL, LOADS, K_BYTES, AT(engine.vram_limit), "SIZE", "device memory to stay within"},
-    {"--offload", NULL, LOADS, K_WORD, AT(engine.offload), "auto|none|stream|disk",
+    {"--offload", NULL, LOADS, K_WORD, AT(engine.offload), "auto|none|stream|disk|ranks",
      "where weights wait"},
     {"--frames-dir", NULL, RUNS, K_TEXT, AT(rq.frames_dir), "DIR",
      "also (or only) write every frame as a picture"},

@@ -94,7 +94,7 @@ typedef struct h3_engine_opts {
     bool has_timing;                ///< measure every operation (slower on a GPU)
     bool keep_loaded;               ///< keep parts in memory between requests (server, sessions)
     uint64_t ram_limit, vram_limit; ///< bytes, 0: what the machine has
-    const char *offload;            ///< "auto", "none", "stream", "disk"
+    const char *offload;            ///< "auto", "none", "stream", "disk", "ranks"
     h3_ranks *ranks; ///< must outlive the engine; NULL: this process alone. "cuda" is then GPU N
                      ///< for the host's rank N
 } h3_engine_opts;

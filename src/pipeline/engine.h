@@ -22,7 +22,8 @@ typedef enum h3_offload {
     H3_OFFLOAD_AUTO = 0, ///< resident while they fit, else streamed
     H3_OFFLOAD_NONE,     ///< resident
     H3_OFFLOAD_STREAM,   ///< two groups at a time
-    H3_OFFLOAD_DISK      ///< the same, straight from the files
+    H3_OFFLOAD_DISK,     ///< the same, straight from the files
+    H3_OFFLOAD_RANKS     ///< the DiT's blocks spread over the ranks
 } h3_offload;
 
 /** Quantized weights in memory. */
@@ -70,10 +71,10 @@ h3_status h3_engine_check_parts(h3_engine *e);
 h3_status h3_open_tokenizer(h3_tok **out, const char *path);
 
 /**
- * How latents [24, t, h, w] are decoded, for the plan and for the run. On a GPU activations are those
- * of the other networks and many tiles fly together: as many as a part of its memory holds, whatever
- * is free of it now, since sums may depend on how many there are. On a host one after another in
- * f32: there the memory counts. `d` is the device, or the counting one.
+ * How latents [24, t, h, w] are decoded, for the plan and for the run. On a GPU activations are
+ * those of the other networks and many tiles fly together: as many as a part of its memory holds,
+ * whatever is free of it now, since sums may depend on how many there are. On a host one after
+ * another in f32: there the memory counts. `d` is the device, or the counting one.
  */
 struct h3_video_decode_opts h3_engine_decode_opts(const h3_engine *e, const h3_dev *d,
                                                   struct h3_video_vae *v, int64_t t, int64_t h,

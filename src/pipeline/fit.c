@@ -292,6 +292,12 @@ static void add_dit_weights(h3_fit_phase *p, const h3_engine *e, const h3_checkp
     for (int i = 0; i < e->n_loras; i++)
         add(p, H3_FIT_MAPPED, "adapter", file_bytes(e->lora[i]));
     p->ring = 2 * (matrices(ck, "blocks.0.*") - matrices(ck, "blocks.0.adaln_proj.*"));
+    if (h3_comm_size(e->comm) == 1) return;
+    p->spread = p->ring + (all - mod) / (size_t)h3_comm_size(e->comm);
+    p->is_spread = e->offload == H3_OFFLOAD_RANKS;
+    if (!p->is_spread) return;
+    if (e->dev->mem == H3_HOST) add(p, H3_FIT_HOST, "blocks of all ranks, two at a time", p->ring);
+    p->ring = p->spread;
 }
 
 static h3_status count_dit(const planner *k, h3_fit_phase *p, const h3_dit *m)
@@ -546,10 +552,13 @@ static void place_weights(h3_fit_table *f, const h3_engine *e)
             p->sum[H3_FIT_HOST] > p->released ? p->sum[H3_FIT_HOST] - p->released : 0;
         const size_t taken = host + f->room.ram_free / 8;
         if (!p->is_used) continue;
-        p->budget = e->offload == H3_OFFLOAD_NONE   ? 0
-                    : e->offload == H3_OFFLOAD_AUTO ? h3_fit_budget(f, (h3_fit_name)i)
-                                                    : ring;
-        if (!f->room.has_device || !p->budget || p->sum[H3_FIT_MAPPED] <= p->budget) continue;
+        p->budget = e->offload == H3_OFFLOAD_NONE ? 0
+                    : p->is_spread                ? ring
+                    : e->offload == H3_OFFLOAD_AUTO || e->offload == H3_OFFLOAD_RANKS
+                        ? h3_fit_budget(f, (h3_fit_name)i)
+                        : ring;
+        if (!f->room.has_device || !p->budget || p->is_spread || p->sum[H3_FIT_MAPPED] <= p->budget)
+            continue;
         if (e->offload == H3_OFFLOAD_DISK || f->room.ram_free <= taken) continue;
         p->pinned = f->room.ram_free - taken;
         if (p->pinned > p->sum[H3_FIT_MAPPED]) p->pinned = p->sum[H3_FIT_MAPPED];

@@ -151,8 +151,8 @@ static json_t *phase_json(const h3_fit_table *f, int i)
         json_object_set_new(o, kind_names[k], json_integer((json_int_t)p->sum[k]));
     json_object_set_new(o, "released", json_integer((json_int_t)p->released));
     json_object_set_new(o, "weights_at_least", json_integer((json_int_t)p->ring));
-    json_object_set_new(o, "weight_budget",
-                        json_integer((json_int_t)p->budget));
+    json_object_set_new(o, "weight_budget", json_integer((json_int_t)p->budget));
+    if (p->spread) json_object_set_new(o, "weights_spread", json_integer((json_int_t)p->spread));
     json_object_set_new(o, "rows", rows_json(p));
     return o;
 }
@@ -201,17 +201,29 @@ static char *append(char *text, const char *more)
     return longer;
 }
 
+/* Weights that stream although several ranks could hold them together. */
+static const char *spread_hint(char out[64], const h3_fit_phase *p)
+{
+    char a[24];
+
+    snprintf(out, 64, "; --offload ranks: %s on each", size_text(a, p->spread));
+    return out;
+}
+
 static char *append_phase(char *text, const h3_fit_table *f, int i)
 {
     const h3_fit_phase *p = &f->phase[i];
     const size_t budget = p->budget;
-    char line[256], a[24], b[24], c[24], device[64] = "", weights[96] = "";
+    char line[320], a[24], b[24], c[24], device[64] = "", weights[160] = "";
 
+    char hint[64];
     if (f->room.has_device)
         snprintf(device, sizeof device, ", device %s", size_text(a, p->sum[H3_FIT_DEVICE]));
     if (p->sum[H3_FIT_MAPPED] && budget)
-        snprintf(weights, sizeof weights, ", weights %s (%s at a time)",
-                 size_text(b, p->sum[H3_FIT_MAPPED]), size_text(c, budget));
+        snprintf(weights, sizeof weights, ", weights %s (%s %s%s)",
+                 size_text(b, p->sum[H3_FIT_MAPPED]), size_text(c, budget),
+                 p->is_spread ? "on each rank" : "at a time",
+                 p->spread && !p->is_spread ? spread_hint(hint, p) : "");
     else if (p->sum[H3_FIT_MAPPED])
         snprintf(weights, sizeof weights, ", weights %s", size_text(b, p->sum[H3_FIT_MAPPED]));
     char host[24], disk[24], files[48] = "";

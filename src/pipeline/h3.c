@@ -81,16 +81,24 @@ static h3_status parse_dtype(uint8_t *out, const char *word, const h3_dev *d)
 
 static h3_status parse_offload(h3_offload *out, const char *word)
 {
-    static const char *const words[] = {"auto", "none", "stream", "disk"};
+    static const char *const words[] = {"auto", "none", "stream", "disk", "ranks"};
 
     *out = H3_OFFLOAD_AUTO;
     if (!word) return H3_OK;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         if (strcmp(word, words[i]) == 0) {
             *out = (h3_offload)i;
             return H3_OK;
         }
-    return h3_fail(H3_E_ARG, "offload %s: expected auto, none, stream or disk", word);
+    return h3_fail(H3_E_ARG, "offload %s: expected auto, none, stream, disk or ranks", word);
+}
+
+static h3_status check_spread(const h3_engine *e)
+{
+    if (e->offload != H3_OFFLOAD_RANKS || h3_comm_size(e->comm) > 1) return H3_OK;
+    return h3_fail(H3_E_ARG,
+                   "offload ranks: there is one process only; start several with --ranks, "
+                   "--gpus or a launcher");
 }
 
 static h3_status parse_quant(h3_quant_choice *out, const char *word)
@@ -173,6 +181,7 @@ static h3_status open_engine(h3_engine **out, const h3_engine_opts *opts)
     if ((st = h3_parse_qkv(&e->ckpt.qkv, opts->qkv)) != H3_OK) goto fail;
     if ((st = parse_dtype(&e->act, opts->dtype, NULL)) != H3_OK) goto fail;
     if ((st = parse_offload(&e->offload, opts->offload)) != H3_OK) goto fail;
+    if ((st = check_spread(e)) != H3_OK) goto fail;
     if ((st = parse_quant(&e->quant, opts->quant)) != H3_OK) goto fail;
     e->ram_limit = opts->ram_limit;
     e->vram_limit = opts->vram_limit;

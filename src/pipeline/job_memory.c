@@ -82,6 +82,7 @@ void h3_job_turn(h3_job *j, h3_fit_name next)
     malloc_trim(0);
 #endif
     d->weight_budget = budget;
+    d->spreads_weights = j->e->offload == H3_OFFLOAD_RANKS && next == H3_FIT_SAMPLE;
     d->pinned_budget = j->fit.phase[next].pinned;
     d->is_from_disk = j->e->offload == H3_OFFLOAD_DISK;
 }
