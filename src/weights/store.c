@@ -421,6 +421,8 @@ h3_status h3_store_acquire(h3_store *s, int index)
     s->last = index;
     if (s->shards && !g->is_kept) {
         H3_TRY(h3_shards_get(s->shards, &g->load));
+        h3_load_count(&g->load, s->dev, true);
+        s->dev->loaded.seconds += now() - t0;
         g->is_ready = true;
         return H3_OK;
     }
