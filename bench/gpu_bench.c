@@ -9,7 +9,8 @@
  *
  * --model DIR, under fp8: how far one forward of that model's DiT is from the same in bf16, at the
  * given rows (H3_CUDA_FP8_ROWS=1 for less than 1,536).
- * --what ab, with dit: also with what is fused taken apart.
+ * --what ab, with dit: also with what is fused taken apart. --what repeats, with dit: whether
+ * products and attention give the same bits again.
  * --ranks: one process a GPU; "steps" (dit without the library) and the clip's tiles are shared,
  * the rest every rank does alone.
  * --pieces: how the exchanges of steps are cut (H3_OVERLAP), one after another.
@@ -316,6 +317,48 @@ static void wait_again(h3_tensor x, const h3_weight *w)
     }
 }
 
+/* What the products and the attention of a block read and write in library_step. What is read was
+ * made as in a block, since the numbers decide the power and so the clocks; writes go elsewhere. */
+typedef struct block_io {
+    h3_tensor x, qkv, a, f; ///< read
+    h3_tensor packed, o, h, both;
+    h3_qkv p;
+} block_io;
+
+static block_io make_io(const h3_dit *m, const h3_dit_state *state)
+{
+    const int64_t S = state->n_rows;
+    const h3_dit_block *b = &m->block[0];
+    const int32_t cu[2] = {0, (int32_t)S};
+    const h3_ops *op = d->ops;
+    block_io z = {.x = random_tensor(H3_BF16, 1, NE(S, C)),
+                  .qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER)),
+                  .a = random_tensor(H3_BF16, 1, NE(S, INNER)),
+                  .f = random_tensor(H3_BF16, 1, NE(S, FFN)),
+                  .packed = random_tensor(H3_BF16, 1, NE(S, 3 * INNER)),
+                  .o = random_tensor(H3_BF16, 1, NE(S, INNER)),
+                  .h = random_tensor(H3_BF16, 1, NE(S, C)),
+                  .both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN))};
+
+    z.p = h3_attention_split(z.qkv, HEADS, HEAD, true);
+    d->reader = &b->qkv;
+    MUST(op->rms_norm_mod(d, z.x, z.x, b->norm1, 1e-5f, h3_at(state->mod, 0), 0, 1, state->row));
+    d->reader = NULL;
+    MUST(op->gemm(d, z.qkv, z.x, &b->qkv, H3_ACT_NONE));
+    wait_again(z.x, &b->fc1);
+    MUST(op->gemm(d, z.both, z.x, &b->fc1, H3_ACT_NONE));
+    d->reader = &b->fc2;
+    MUST(op->silu_mul(d, z.f, h3_slice(z.both, 1, 0, FFN), h3_slice(z.both, 1, FFN, FFN)));
+    d->reader = &h3_reader_attention;
+    MUST(op->qk_norm_rope(d, z.p.q, z.p.k, b->q_norm, b->k_norm, 1e-5f, false, state->cos,
+                          state->sin));
+    d->reader = &b->out;
+    MUST(op->attention(d, h3_view_3d(z.a, S, HEADS, HEAD), z.p.q, z.p.k, z.p.v, 0.08838835f, cu, 1,
+                       false));
+    d->reader = NULL;
+    return z;
+}
+
 /* What the libraries take for the products and the attention of a step when nothing else runs
  * between them: as long a run as the step itself, so that both have the same clocks. Under fp8 the
  * products' rows are there in e4m3, q and k too. */
@@ -324,47 +367,95 @@ static double library_step(const h3_dit *m, const h3_dit_state *state)
     const int64_t S = state->n_rows;
     const h3_dit_block *b = &m->block[0];
     const int32_t cu[2] = {0, (int32_t)S};
-    h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
-    h3_tensor qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER));
-    h3_tensor a = random_tensor(H3_BF16, 1, NE(S, INNER));
-    h3_tensor both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN));
-    h3_tensor f = random_tensor(H3_BF16, 1, NE(S, FFN));
-    const h3_qkv p = h3_attention_split(qkv, HEADS, HEAD, true);
-    const h3_tensor heads = h3_view_3d(a, S, HEADS, HEAD);
     const h3_ops *op = d->ops;
+    block_io z = make_io(m, state);
     double best = 1e30;
 
-    d->reader = &b->qkv;
-    MUST(op->rms_norm_mod(d, x, x, b->norm1, 1e-5f, h3_at(state->mod, 0), 0, 1, state->row));
-    d->reader = &b->fc2;
-    MUST(op->silu_mul(d, f, h3_slice(both, 1, 0, FFN), h3_slice(both, 1, FFN, FFN)));
-    d->reader = &h3_reader_attention;
-    MUST(op->qk_norm_rope(d, p.q, p.k, b->q_norm, b->k_norm, 1e-5f, false, state->cos, state->sin));
-    d->reader = NULL;
     for (int i = 0; i < o.repeat; i++) {
         MUST(h3_dev_sync(d));
         const double t0 = now();
         for (int k = 0; k < o.layers; k++) {
-            wait_again(x, &b->qkv);
-            MUST(op->gemm(d, qkv, x, &b->qkv, H3_ACT_NONE));
+            wait_again(z.x, &b->qkv);
+            MUST(op->gemm(d, z.packed, z.x, &b->qkv, H3_ACT_NONE));
             if (d->backend->heads8.op) d->backend->heads8.op = d->backend->op;
             d->reader = &b->out;
-            MUST(op->attention(d, heads, p.q, p.k, p.v, 0.08838835f, cu, 1, false));
+            MUST(op->attention(d, h3_view_3d(z.a, S, HEADS, HEAD), z.p.q, z.p.k, z.p.v, 0.08838835f,
+                               cu, 1, false));
             d->reader = NULL;
-            MUST(op->gemm(d, h, a, &b->out, H3_ACT_NONE));
-            wait_again(x, &b->fc1);
-            MUST(op->gemm(d, both, x, &b->fc1, H3_ACT_NONE));
-            wait_again(f, &b->fc2);
-            MUST(op->gemm(d, h, f, &b->fc2, H3_ACT_NONE));
+            MUST(op->gemm(d, z.h, z.a, &b->out, H3_ACT_NONE));
+            wait_again(z.x, &b->fc1);
+            MUST(op->gemm(d, z.both, z.x, &b->fc1, H3_ACT_NONE));
+            wait_again(z.f, &b->fc2);
+            MUST(op->gemm(d, z.h, z.f, &b->fc2, H3_ACT_NONE));
         }
         MUST(h3_dev_sync(d));
         const double t = now() - t0;
         best = t < best ? t : best;
     }
-    h3_tensor *const all[] = {&x, &h, &qkv, &a, &both, &f};
+    h3_tensor *const all[] = {&z.x, &z.qkv, &z.a, &z.f, &z.packed, &z.o, &z.h, &z.both};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         h3_dev_free(d, all[i]);
     return best;
+}
+
+/* Whether operations give the same bits again: a line for each that does not. */
+static uint64_t bits_of(h3_tensor t)
+{
+    const size_t n = (size_t)h3_numel(t) * h3_dtype_bytes((h3_dtype)t.dtype);
+    unsigned char *p = malloc(n);
+    uint64_t h = 1469598103934665603ull;
+
+    MUST(h3_dev_download(d, p, t));
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        uint64_t w;
+        memcpy(&w, p + i, 8);
+        h = (h ^ w) * 1099511628211ull;
+    }
+    free(p);
+    return h;
+}
+
+static void report_repeats(const h3_dit *m, const h3_dit_state *state)
+{
+    const int64_t S = state->n_rows;
+    const h3_dit_block *b = &m->block[0];
+    const int32_t cu[2] = {0, (int32_t)S};
+    const h3_ops *op = d->ops;
+    block_io z = make_io(m, state);
+    uint64_t first[5] = {0};
+    int differs[5] = {0};
+
+    for (int i = 0; i < 6; i++) {
+        uint64_t now_[5];
+        wait_again(z.x, &b->qkv);
+        MUST(op->gemm(d, z.packed, z.x, &b->qkv, H3_ACT_NONE));
+        now_[0] = bits_of(z.packed);
+        if (d->backend->heads8.op) d->backend->heads8.op = d->backend->op;
+        d->reader = &b->out;
+        MUST(op->attention(d, h3_view_3d(z.a, S, HEADS, HEAD), z.p.q, z.p.k, z.p.v, 0.08838835f, cu,
+                           1, false));
+        d->reader = NULL;
+        now_[1] = bits_of(h3_slice(z.a, 0, 0, S / 2));
+        MUST(op->gemm(d, z.h, z.a, &b->out, H3_ACT_NONE));
+        now_[2] = bits_of(z.h);
+        wait_again(z.x, &b->fc1);
+        MUST(op->gemm(d, z.both, z.x, &b->fc1, H3_ACT_NONE));
+        now_[3] = bits_of(z.both);
+        wait_again(z.f, &b->fc2);
+        MUST(op->gemm(d, z.h, z.f, &b->fc2, H3_ACT_NONE));
+        now_[4] = bits_of(z.h);
+        for (int k = 0; k < 5; k++) {
+            if (i == 0) first[k] = now_[k];
+            differs[k] += now_[k] != first[k];
+        }
+    }
+    printf("{\"what\": \"repeats\", \"math\": \"%s\", \"rows\": %lld, \"differ\": {\"qkv\": %d, "
+           "\"attention\": %d, \"out\": %d, \"fc1\": %d, \"fc2\": %d}, \"of\": 5}\n",
+           o.math, (long long)S, differs[0], differs[1], differs[2], differs[3], differs[4]);
+    fflush(stdout);
+    h3_tensor *const all[] = {&z.x, &z.qkv, &z.a, &z.f, &z.packed, &z.o, &z.h, &z.both};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        h3_dev_free(d, all[i]);
 }
 
 /* Rows [first, first + n) of the sequence are one medium: those of them that are ours. */
@@ -569,6 +660,7 @@ static void bench_dit(h3_dit *m, int64_t S)
     const int layers = (int)m->dims.n_layers;
     double t[N_VARIANTS] = {1e30, 1e30, 1e30};
     float *seen[N_VARIANTS] = {NULL};
+    int n_other[N_VARIANTS] = {0};
 
     h3_dev_scratch_drop(d);
     MUST(h3_dev_scratch(d, dit_scratch(S)));
@@ -581,16 +673,24 @@ static void bench_dit(h3_dit *m, int64_t S)
         for (int how = RECORDED; how < (has("ab") ? N_VARIANTS : DIRECT + 1); how++) {
             const double once = run_step(&k, (variant)how);
             t[how] = once < t[how] ? once : t[how];
-            if (!seen[how]) seen[how] = velocities(&k);
+            float *const again = velocities(&k);
+            if (!seen[how]) {
+                seen[how] = again;
+                continue;
+            }
+            n_other[how] += memcmp(seen[how], again, (size_t)h3_numel(k.v2) * 4) != 0;
+            free(again);
         }
     report_calls(&k, first);
+    if (has("repeats")) report_repeats(m, k.s);
     for (int how = RECORDED; how < N_VARIANTS; how++)
         if (seen[how])
             printf(
                 "{\"what\": \"dit_variant\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, "
-                "\"s\": %.4f, \"same_bits\": %s}\n",
+                "\"s\": %.4f, \"same_bits\": %s, \"differs_from_itself\": %d}\n",
                 names[how], o.math, (long long)S, t[how],
-                memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(k.v2) * 4) ? "false" : "true");
+                memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(k.v2) * 4) ? "false" : "true",
+                n_other[how]);
     if (d->backend->math == H3_CUDA_FP8) report_error(&k, seen[DIRECT], 0);
     const double best = t[RECORDED];
     const double limit = library_step(m, k.s);

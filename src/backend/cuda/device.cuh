@@ -15,6 +15,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "kernels.h"
 
@@ -28,7 +30,53 @@ enum { K_F32 = 0, K_BF16 = 1, K_F16 = 2, K_I32 = 3, K_U8 = 4 };
     ((kernel)<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 // clang-format on
 #define H3_SHARED(type, name) extern __shared__ type name[]
+
+/* H3_CUDA_EARLY=off: kernels wait for each other as ever. */
+static inline bool can_start_early()
+{
+    static const int can = [] {
+        const char *wish = getenv("H3_CUDA_EARLY");
+        int device = 0, major = 0;
+        if (wish && strcmp(wish, "off") == 0) return 0;
+        if (cudaGetDevice(&device) != cudaSuccess ||
+            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
+            return 0;
+        return major >= 9 ? 1 : 0;
+    }();
+    return can != 0;
+}
+
+/* A kernel that begins with start_early: from 9.0 on its blocks may come to the device while the
+ * last ones of the kernel before are still at work, and wait there instead of here. */
+#define H3_RUN_EARLY(kernel, grid, block, smem, stream, ...) \
+    run_early((kernel), (grid), (block), (smem), (stream), __VA_ARGS__)
+template <typename... P, typename... A>
+static cudaError_t run_early(void (*kernel)(P...), unsigned grid, unsigned block, size_t smem,
+                             cudaStream_t stream, A... args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t how = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    how.gridDim = dim3(grid);
+    how.blockDim = dim3(block);
+    how.dynamicSmemBytes = smem;
+    how.stream = stream;
+    how.attrs = &early;
+    how.numAttrs = can_start_early() ? 1 : 0;
+    return cudaLaunchKernelEx(&how, kernel, (P)args...);
+}
+#else
+#define H3_RUN_EARLY H3_RUN
 #endif
+
+/* All that went before is done and seen from here on. */
+static __device__ __forceinline__ void start_early()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
 
 static __host__ __device__ __forceinline__ int64_t div_up(int64_t a, int64_t b)
 {

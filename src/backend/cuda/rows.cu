@@ -146,6 +146,7 @@ static __device__ __forceinline__ void store_8_e4m3(void *p, int64_t i, const bf
 
 template <typename Op> static __global__ void each_8(unsigned rows, unsigned per, Op op)
 {
+    start_early();
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= rows * per) return;
     const unsigned r = i / per;
@@ -161,8 +162,8 @@ template <typename Op> static cudaError_t run_each_8(cudaStream_t s, const h3_ro
 {
     const int64_t per = v.cols / 8, total = v.rows * per;
     if (total == 0) return cudaSuccess;
-    return H3_RUN((each_8<Op>), (unsigned)div_up(total, 256), 256, 0, s, (unsigned)v.rows,
-                  (unsigned)per, op);
+    return H3_RUN_EARLY((each_8<Op>), (unsigned)div_up(total, 256), 256, 0, s, (unsigned)v.rows,
+                        (unsigned)per, op);
 }
 
 struct add_op {
@@ -761,6 +762,7 @@ template <int N, bool IS_GATED>
 static __global__ void norm_mod_8_kernel(const __grid_constant__ norm_args a)
 {
     __shared__ float part[2][32];
+    start_early();
     const int64_t r = blockIdx.x, xo = row_at(a.x, r);
     const int C = (int)a.x.cols, step = (int)blockDim.x * 8;
     const int64_t mo = a.m.row[r] * a.m.st_r;
@@ -841,10 +843,10 @@ template <bool IS_GATED> static cudaError_t run_norm_mod_8(cudaStream_t s, const
     const unsigned rows = (unsigned)a.x.rows;
     const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
     if (a.x.rows == 0 || per == 0) return cudaSuccess;
-    if (n == 1) return H3_RUN((norm_mod_8_kernel<1, IS_GATED>), rows, threads, 0, s, a);
-    if (n == 2) return H3_RUN((norm_mod_8_kernel<2, IS_GATED>), rows, threads, 0, s, a);
-    if (n == 3) return H3_RUN((norm_mod_8_kernel<3, IS_GATED>), rows, threads, 0, s, a);
-    return H3_RUN((norm_mod_8_kernel<4, IS_GATED>), rows, threads, 0, s, a);
+    if (n == 1) return H3_RUN_EARLY((norm_mod_8_kernel<1, IS_GATED>), rows, threads, 0, s, a);
+    if (n == 2) return H3_RUN_EARLY((norm_mod_8_kernel<2, IS_GATED>), rows, threads, 0, s, a);
+    if (n == 3) return H3_RUN_EARLY((norm_mod_8_kernel<3, IS_GATED>), rows, threads, 0, s, a);
+    return H3_RUN_EARLY((norm_mod_8_kernel<4, IS_GATED>), rows, threads, 0, s, a);
 }
 
 static bool fits_norm_mod_8(const norm_args &a)
@@ -923,6 +925,7 @@ static __global__ void silu_e4m3_kernel(const __grid_constant__ h3_rows gate,
                                         int64_t ldq)
 {
     __shared__ float part[32];
+    start_early();
     const int64_t r = blockIdx.x, go = row_at(gate, r), uo = row_at(up, r);
     const int C = (int)gate.cols;
     bf16x8 a[N], b[N];
@@ -970,10 +973,10 @@ extern "C" cudaError_t h3_k_silu_e4m3(cudaStream_t s, h3_rows gate, h3_rows up, 
     const unsigned rows = (unsigned)gate.rows;
     const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
     if (gate.rows == 0 || per == 0) return cudaSuccess;
-    if (n == 1) return H3_RUN((silu_e4m3_kernel<1>), rows, threads, 0, s, gate, up, q, qs, ldq);
-    if (n == 2) return H3_RUN((silu_e4m3_kernel<2>), rows, threads, 0, s, gate, up, q, qs, ldq);
-    if (n == 3) return H3_RUN((silu_e4m3_kernel<3>), rows, threads, 0, s, gate, up, q, qs, ldq);
-    return H3_RUN((silu_e4m3_kernel<4>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    if (n == 1) return H3_RUN_EARLY((silu_e4m3_kernel<1>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    if (n == 2) return H3_RUN_EARLY((silu_e4m3_kernel<2>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    if (n == 3) return H3_RUN_EARLY((silu_e4m3_kernel<3>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    return H3_RUN_EARLY((silu_e4m3_kernel<4>), rows, threads, 0, s, gate, up, q, qs, ldq);
 }
 
 extern "C" cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up)
@@ -1221,12 +1224,12 @@ static __device__ __forceinline__ void norm_head(const rope_args &a, const float
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         f[k] = __bfloat1622float2(u.v[k]);
-        ss += f[k].x * f[k].x + f[k].y * f[k].y;
+        ss = fmaf(f[k].x, f[k].x, fmaf(f[k].y, f[k].y, ss));
     }
 #pragma unroll
     for (int o = L / 2; o > 0; o /= 2)
         ss += __shfl_xor_sync(0xffffffffu, ss, o);
-    const float inv = 1.0f / sqrtf(ss / (float)a.D + a.eps);
+    const float inv = rsqrtf(ss / (float)a.D + a.eps); // good to 2^-22, for numbers of 8 bits
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float x = f[k].x * inv, y = f[k].y * inv;
@@ -1290,44 +1293,46 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
     if (is_there && has_channels) store_8(a.x, at, u);
 }
 
-/* Both heads of q and k under one turn: twice as much on its way at once. */
+/* The heads of one row, q and k: L lanes take every n-th head of one of them, B of their heads at a
+ * time on the way, so that gain and turn are fetched once. Neighbouring groups take q and k of one
+ * head, which lie side by side in an interleaved product. */
 template <int L> static __global__ void head_pair_kernel(const __grid_constant__ pair_args p)
 {
+    enum { B = 4 };
+    start_early();
     const rope_args &a = p.q;
-    const unsigned i = blockIdx.x * (blockDim.x / L) + threadIdx.x / L, lane = threadIdx.x % L;
-    const bool is_there = i < a.n;
-    const unsigned H = (unsigned)a.H, s = is_there ? i / H : 0, h = is_there ? i - s * H : 0;
-    const int c = (int)lane * 8;
-    const int64_t at_q = (int64_t)s * a.st_s + (int64_t)h * a.st_h + c;
-    const int64_t at_k = (int64_t)s * p.st_s + (int64_t)h * p.st_h + c;
-    const bool has_channels = c < (int)a.D;
-    bf16x8 u = has_channels ? load_8_once(a.x, at_q) : no_numbers();
-    bf16x8 w = has_channels ? load_8_once(p.k, at_k) : no_numbers();
-    const turn t = turn_of<L>(a, s, (int)lane);
-    float by_q = 1, by_k = 1;
+    const unsigned s = blockIdx.x;
+    const int group = (int)threadIdx.x / L, lane = (int)threadIdx.x % L;
+    const int H = (int)a.H, c = lane * 8, step = (int)blockDim.x / L / 2;
+    const bool is_k = group & 1, has_channels = c < (int)a.D;
+    unsigned short *const x = (unsigned short *)(is_k ? p.k : a.x) + c +
+                              (int64_t)s * (is_k ? p.st_s : a.st_s);
+    const int64_t st_h = is_k ? p.st_h : a.st_h;
+    unsigned char *const q8 = (unsigned char *)(is_k ? p.k8 : a.q8);
+    const turn t = turn_of<L>(a, s, lane);
+    float g[8], factor = 1;
 
-    if (a.eps > 0) {
-        float g[8];
-        load_vector<8>(has_channels ? a.g : NULL, c, 1.0f, g);
-        norm_head<L>(a, g, u);
-        if (a.q8) by_q = head_factor<L>(g, (float)a.D);
-        load_vector<8>(has_channels ? p.gk : NULL, c, 1.0f, g);
-        norm_head<L>(a, g, w);
-        if (a.q8) by_k = head_factor<L>(g, (float)a.D);
-    }
-    turn_head(t, u);
-    turn_head(t, w);
-    if (!is_there || !has_channels) return;
-    if (!a.q8) {
-        store_8(a.x, at_q, u);
-        store_8(p.k, at_k, w);
-        return;
-    }
-    store_8_e4m3(a.q8, (int64_t)i * a.D + c, u, by_q);
-    store_8_e4m3(p.k8, (int64_t)i * a.D + c, w, by_k);
-    if (i == 0 && lane == 0) {
-        *a.descale = 1.0f / by_q;
-        *p.k_descale = 1.0f / by_k;
+    load_vector<8>(has_channels ? (is_k ? p.gk : a.g) : NULL, c, 1.0f, g);
+    if (q8 && a.eps > 0) factor = head_factor<L>(g, (float)a.D);
+    if (q8 && s == 0 && lane == 0 && group < 2) *(is_k ? p.k_descale : a.descale) = 1.0f / factor;
+    for (int first = group / 2; first - group / 2 < H; first += B * step) { // all lanes alike
+        bf16x8 u[B];
+#pragma unroll
+        for (int i = 0; i < B; i++) {
+            const int h = first + i * step;
+            u[i] = has_channels && h < H ? load_8_once(x, h * st_h) : no_numbers();
+        }
+#pragma unroll
+        for (int i = 0; i < B; i++) {
+            const int h = first + i * step;
+            if (a.eps > 0) norm_head<L>(a, g, u[i]);
+            turn_head(t, u[i]);
+            if (!has_channels || h >= H) continue;
+            if (q8)
+                store_8_e4m3(q8, ((int64_t)s * H + h) * a.D + c, u[i], factor);
+            else
+                store_8(x, h * st_h, u[i]);
+        }
     }
 }
 
@@ -1414,14 +1419,14 @@ extern "C" cudaError_t h3_k_head_pair(cudaStream_t s, const h3_head_pair *p)
     pair_args a = {rope_of(p->q, p->dtype, p->ne, p->q_st, p->gq, p->eps, p->cos, p->sin),
                    p->k, p->gk, p->k_st[0], p->k_st[1], p->k8, p->k_descale};
     const int L = a.q.D > 128 ? 32 : a.q.D > 64 ? 16 : 8;
-    const unsigned blocks = (unsigned)div_up(a.q.n, 256 / L);
+    const unsigned blocks = (unsigned)p->ne[0];
     a.q.round_first = p->round_first;
     a.q.q8 = p->q8;
     a.q.descale = p->q_descale;
     if (a.q.n == 0) return cudaSuccess;
-    if (L == 32) return H3_RUN((head_pair_kernel<32>), blocks, 256, 0, s, a);
-    if (L == 16) return H3_RUN((head_pair_kernel<16>), blocks, 256, 0, s, a);
-    return H3_RUN((head_pair_kernel<8>), blocks, 256, 0, s, a);
+    if (L == 32) return H3_RUN_EARLY((head_pair_kernel<32>), blocks, 256, 0, s, a);
+    if (L == 16) return H3_RUN_EARLY((head_pair_kernel<16>), blocks, 256, 0, s, a);
+    return H3_RUN_EARLY((head_pair_kernel<8>), blocks, 256, 0, s, a);
 }
 
 /* ---------------------------------------------------------------- the rest */

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <mutex>
 #include <sys/mman.h>
 #include <vector>
 
@@ -331,6 +332,8 @@ cudaError_t cudaFreeHost(void *p)
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind, cudaStream_t)
 {
+    static std::mutex one; // uploads come from several threads
+    const std::lock_guard<std::mutex> lock(one);
     access_guard g;
     std::memcpy(to, from, n);
     return cudaSuccess;
@@ -517,6 +520,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     r[0].state = r[1].state = CUBLAS_STATUS_SUCCESS;
     *n = 2;
     return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *,
+                                                    cublasLtMatmulAlgoConfigAttributes_t,
+                                                    const void *, size_t)
+{
+    return CUBLAS_STATUS_NOT_SUPPORTED; // there is one way here
 }
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
                                        cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,

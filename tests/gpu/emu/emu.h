@@ -76,6 +76,7 @@ template <typename T> static inline T __shfl_sync(unsigned, T v, int from)
 template <typename T> static inline void __stcg(T *p, T v) { *p = v; }
 template <typename T> static inline T __ldcs(const T *p) { return *p; }
 static inline float __fdividef(float a, float b) { return a / b; }
+static inline float rsqrtf(float a) { return 1.0f / std::sqrt(a); }
 static inline float __uint_as_float(unsigned u)
 {
     float f;
