@@ -1,7 +1,11 @@
 /**
- * Tiles of AMX: the layouts of low.c (A as 32-bit groups of a row, B as [k][NR] groups) are what
- * the tile instructions read, so only the inner loop differs. Two by two accumulators of 16 x 16
- * sums are fed by two tiles of A and two of B; one step is 16 groups deep.
+ * Tiles of AMX. Operands are 32-bit groups (two bf16 or four bytes that follow each other in k) and
+ * lie in the order in which they are loaded, a tile of 16 x 16 groups after the other:
+ *   A [group of 32 rows][step][piece][2][16 rows][16 groups]
+ *   B [step][piece][2][16 groups][16 lanes]
+ * so that both are streams, which the prefetchers follow. Two by two accumulators of 16 x 16 sums
+ * are fed by two tiles of A and two of B; one step is 16 groups deep. A tile is loaded again right
+ * after its last use, while the products of the other pair run.
  *
  * TDPBF16PS multiplies exactly and adds in f32. A number of f32 is the sum of three bf16 numbers
  * (8 bits of mantissa each), so a product of f32 operands is a sum of such products: of the nine,
@@ -106,27 +110,42 @@ AMX void ISA(h3_cpu_amx_end)(void)
     TILE_RELEASE();
 }
 
-/* Bytes from row to row. */
-#define B_STEP ((size_t)NR * 4)
-
-/* One piece of A (na tiles, at most 2) times one of B (nb tiles): tiles 0 1 | 2 3 are the sums, 4 5
- * A, 6 7 B; tile numbers are immediates. */
-#define LOAD_A(a)                                                 \
-    do {                                                          \
-        TILE_LOAD(4, a, a_step);                                  \
-        if (na > 1) TILE_LOAD(5, (a) + T * (a_step / 4), a_step); \
-    } while (0)
-#define LOAD_B(b)                                  \
-    do {                                           \
-        TILE_LOAD(6, b, B_STEP);                   \
-        if (nb > 1) TILE_LOAD(7, (b) + T, B_STEP); \
+/* Tiles 0 1 | 2 3 are the sums, 4 5 A (na tiles, at most 2), 6 7 B (nb tiles); tile numbers are
+ * immediates. */
+#define C_STEP     ((size_t)NR * 4) // bytes from row to row
+#define LOAD(t, p) TILE_LOAD(t, p, (size_t)64)
+#define LOAD_BOTH(a, b)                  \
+    do {                                 \
+        LOAD(6, b);                      \
+        LOAD(4, a);                      \
+        if (na > 1) LOAD(5, (a) + TILE); \
+        if (nb > 1) LOAD(7, (b) + TILE); \
     } while (0)
 #define DOTS(kind)                                 \
     do {                                           \
         DOT_##kind(0, 4, 6);                       \
-        if (nb > 1) DOT_##kind(1, 4, 7);           \
         if (na > 1) DOT_##kind(2, 5, 6);           \
+        if (nb > 1) DOT_##kind(1, 4, 7);           \
         if (na > 1 && nb > 1) DOT_##kind(3, 5, 7); \
+    } while (0)
+/* The same, with the next B (or A) coming in. */
+#define DOTS_THEN_B(b)                           \
+    do {                                         \
+        DOT_bf16(0, 4, 6);                       \
+        if (na > 1) DOT_bf16(2, 5, 6);           \
+        LOAD(6, b);                              \
+        if (nb > 1) DOT_bf16(1, 4, 7);           \
+        if (na > 1 && nb > 1) DOT_bf16(3, 5, 7); \
+        if (nb > 1) LOAD(7, (b) + TILE);         \
+    } while (0)
+#define DOTS_THEN_A(a)                           \
+    do {                                         \
+        DOT_bf16(0, 4, 6);                       \
+        if (nb > 1) DOT_bf16(1, 4, 7);           \
+        LOAD(4, a);                              \
+        if (na > 1) DOT_bf16(2, 5, 6);           \
+        if (na > 1 && nb > 1) DOT_bf16(3, 5, 7); \
+        if (na > 1) LOAD(5, (a) + TILE);         \
     } while (0)
 #define EACH_SUM(WHAT)                                  \
     do {                                                \
@@ -136,60 +155,54 @@ AMX void ISA(h3_cpu_amx_end)(void)
         if (na > 1 && nb > 1) WHAT(3, to + T * NR + T); \
     } while (0)
 #define SUM_ZERO(t, p)  TILE_ZERO(t)
-#define SUM_STORE(t, p) TILE_STORE(t, p, B_STEP)
+#define SUM_STORE(t, p) TILE_STORE(t, p, C_STEP)
 
 /* Sums of one pass onto those of the passes before: chains of additions stay short, and the tiles
  * need not be loaded again. */
-#define ADD_SUMS(type)                                                                     \
-    do {                                                                                   \
-        for (int i = 0; i < na * T; i++)                                                   \
-            for (int j = 0; j < nb; j++) {                                                 \
-                float *at = c + i * NR + j * T;                                            \
-                v_store(at, (vf)((type)v_load(at) + (type)v_load(part + i * NR + j * T))); \
-            }                                                                              \
+#define ADD_SUMS(type)                                       \
+    do {                                                     \
+        for (int i = 0; i < na * T; i++)                     \
+            for (int j = 0; j < nb * T; j += VL) {           \
+                type now, was;                               \
+                memcpy(&now, part + i * NR + j, sizeof now); \
+                memcpy(&was, c + i * NR + j, sizeof was);    \
+                now += was;                                  \
+                memcpy(c + i * NR + j, &now, sizeof now);    \
+            }                                                \
     } while (0)
 
-/* Lines of A two steps on: they come from level 2, and the tile loads leave no time to wait. */
-INLINE void fetch(const float *a, const int64_t lda, const int rows)
+/* A of n_a pieces, B of n_b, each 1 or 3; everything but the addresses is constant. Of nine
+ * products the three below 2^-24 of the whole are left out; of six the five small ones are summed
+ * first, over the whole pass, so that sums of full size are rounded once for each pair. */
+INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int n_b, int64_t kc,
+                           const float *a, const float *b, float *c, bool add)
 {
-#pragma GCC unroll 32
-    for (int r = 0; r < rows; r++)
-        __builtin_prefetch(a + r * lda + 2 * T);
-}
-
-/* A of n_a pieces, B of n_b; all but the addresses and bp (from piece to piece of B) is constant.
- */
-INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int n_b, int64_t bp,
-                           int64_t kc, const float *a, const float *b, float *c, bool add)
-{
-    const int64_t lda = n_a > 1 ? LDA_SPLIT : LDA, ap = (int64_t)NB * LDA_SPLIT;
-    const size_t a_step = (size_t)lda * 4;
+    enum { TILE = T * T, PIECE = 2 * TILE };
+    const int a_step = n_a * PIECE, b_step = n_b * PIECE;
     float part[AMX_ROWS * NR], *to = add ? part : c;
 
     EACH_SUM(SUM_ZERO);
-    for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
-        LOAD_B(b);
-        LOAD_A(a);
-        fetch(a, lda, na * T);
+    if (n_a > 1 && n_b > 1)
+        for (int64_t k = 0; k < kc / T; k++) {
+            const float *x = a + k * a_step, *y = b + k * b_step;
+            LOAD_BOTH(x, y + 2 * PIECE);
+            DOTS_THEN_B(y + PIECE);
+            DOTS_THEN_A(x + PIECE);
+            DOTS_THEN_B(y);
+            DOTS_THEN_A(x + 2 * PIECE);
+            DOTS(bf16);
+        }
+    for (int64_t k = 0; k < kc; k += T, a += a_step, b += b_step) {
+        LOAD_BOTH(a, b);
+        if (n_a == 1 && n_b > 1) {
+            DOTS_THEN_B(b + 2 * PIECE);
+            DOTS_THEN_B(b + PIECE);
+        }
+        if (n_a > 1 && n_b == 1) {
+            DOTS_THEN_A(a + PIECE);
+            DOTS_THEN_A(a + 2 * PIECE);
+        }
         DOTS(bf16);
-        if (n_b > 1) {
-            LOAD_B(b + 2 * bp);
-            DOTS(bf16);
-            LOAD_B(b + bp);
-            DOTS(bf16);
-        }
-        if (n_a > 1) {
-            LOAD_A(a + ap);
-            fetch(a + ap, lda, na * T);
-            if (n_b > 1) { // b + bp is still loaded
-                DOTS(bf16);
-                LOAD_B(b);
-            }
-            DOTS(bf16);
-            LOAD_A(a + 2 * ap);
-            fetch(a + 2 * ap, lda, na * T);
-            DOTS(bf16);
-        }
     }
     EACH_SUM(SUM_STORE);
     if (add) ADD_SUMS(vf);
@@ -198,25 +211,23 @@ INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int 
 INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *a, const float *b,
                            float *c, bool add)
 {
-    const size_t a_step = (size_t)LDA * 4;
+    enum { TILE = T * T, PIECE = 2 * TILE };
     float part[AMX_ROWS * NR], *to = add ? part : c;
 
     EACH_SUM(SUM_ZERO);
-    for (int64_t k = 0; k < kc; k += T, a += T, b += T * NR) {
-        LOAD_B(b);
-        LOAD_A(a);
-        fetch(a, LDA, na * T);
+    for (int64_t k = 0; k < kc; k += T, a += PIECE, b += PIECE) {
+        LOAD_BOTH(a, b);
         DOTS(int8);
     }
     EACH_SUM(SUM_STORE);
     if (add) ADD_SUMS(vi);
 }
 
-#define PIECES(na, nb, n_a, n_b)                                                    \
-    AMX static void bf16_##na##nb##n_a##n_b(int64_t bp, int64_t kc, const float *a, \
-                                            const float *b, float *c, bool add)     \
-    {                                                                               \
-        bf16_tiles(na, nb, n_a, n_b, bp, kc, a, b, c, add);                         \
+#define PIECES(na, nb, n_a, n_b)                                                                  \
+    AMX static void bf16_##na##nb##n_a##n_b(int64_t kc, const float *a, const float *b, float *c, \
+                                            bool add)                                             \
+    {                                                                                             \
+        bf16_tiles(na, nb, n_a, n_b, kc, a, b, c, add);                                           \
     }
 #define SIZE(na, nb)                                                                       \
     PIECES(na, nb, 1, 1)                                                                   \
@@ -233,6 +244,8 @@ SIZE(1, 2)
 SIZE(2, 1)
 SIZE(2, 2)
 
+typedef void (*const sized_tiles)(int64_t, const float *, const float *, float *, bool);
+
 void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
                           float *c, bool add, bool half)
 {
@@ -243,18 +256,16 @@ void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float 
             bf16_##na##nb##31, bf16_##na##nb##33 \
         }                                        \
     }
-    static void (*const table[2][2][2][2])(int64_t, int64_t, const float *, const float *, float *,
-                                           bool) = {{OF_PIECES(1, 2), OF_PIECES(1, 1)},
-                                                    {OF_PIECES(2, 2), OF_PIECES(2, 1)}};
+    static sized_tiles table[2][2][2][2] = {{OF_PIECES(1, 2), OF_PIECES(1, 1)},
+                                            {OF_PIECES(2, 2), OF_PIECES(2, 1)}};
     assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);
-    table[n > T][half][s->n_a > 1][s->n_b > 1](s->b_piece, kc, a, b, c, add);
+    table[n > T][half][s->n_a > 1][s->n_b > 1](kc, a, b, c, add);
 }
 
 void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                           bool half)
 {
-    static void (*const table[2][2])(int64_t, const float *, const float *, float *,
-                                     bool) = {{int8_1x2, int8_1x1}, {int8_2x2, int8_2x1}};
+    static sized_tiles table[2][2] = {{int8_1x2, int8_1x1}, {int8_2x2, int8_2x1}};
     assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);
     table[n > T][half](kc, a, b, c, add);
 }

@@ -16,7 +16,7 @@
 /* See gemm.h, which needs vectors. */
 double h3_cpu_time_f32_avx512(void);
 double h3_cpu_time_bf16_avx512(void);
-double h3_cpu_time_amx_avx512(void);
+double h3_cpu_time_amx_avx512(int n_a, int n_b);
 
 static h3_cpu_choice the;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -46,18 +46,21 @@ static void keep_least(double *best, double t)
 static void measure(h3_cpu_choice *c)
 {
     enum { ROUNDS = 10 };
-    double f32 = 1, dot = 1, amx = 1;
+    double f32 = 1, dot = 1, amx = 1, three = 1, six = 1;
 
     for (int i = 0; i < ROUNDS; i++) {
         keep_least(&f32, h3_cpu_time_f32_avx512());
         if (c->has_dot) keep_least(&dot, h3_cpu_time_bf16_avx512());
-        if (c->has_amx) keep_least(&amx, h3_cpu_time_amx_avx512());
+        if (!c->has_amx) continue;
+        keep_least(&amx, h3_cpu_time_amx_avx512(1, 1));
+        keep_least(&three, h3_cpu_time_amx_avx512(1, 3));
+        keep_least(&six, h3_cpu_time_amx_avx512(3, 3));
     }
     c->dot_beats_f32 = c->has_dot && dot < f32;
     c->amx_beats_f32 = c->has_amx && amx < f32;
     c->amx_beats_dot = c->has_amx && amx < dot;
-    /* Of six products the tiles must do four in the time of one: they reuse what they load. */
-    c->amx_terms = f32 > 4 * amx ? 6 : f32 > 2 * amx ? 3 : 1;
+    /* Making the pieces takes time, too. */
+    c->amx_terms = f32 > 1.2 * six ? 6 : f32 > 1.2 * three ? 3 : 1;
 }
 
 /* The file is for one kind of processor and one version of the measurement. */
@@ -72,7 +75,7 @@ static char *file_name(const h3_cpu_choice *c)
                     &brand[4 * i + 3]);
     for (size_t i = 0; i < sizeof brand; i++)
         h = (h ^ ((const unsigned char *)brand)[i]) * 16777619u;
-    snprintf(name, sizeof name, "cpu-1-%08x-%d%d", (unsigned)h, c->has_dot, c->has_amx);
+    snprintf(name, sizeof name, "cpu-2-%08x-%d%d", (unsigned)h, c->has_dot, c->has_amx);
     return h3_cache_path(name);
 }
 

@@ -25,7 +25,7 @@ typedef struct conv_ctx {
 static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                  void *rows)
 {
-    ISA(h3_cpu_fill_weight)(((const conv_ctx *)ctx)->w, n0, n, k0, kc, dst, rows);
+    ISA(h3_cpu_fill_weight)(((const conv_ctx *)ctx)->w, n0, n, k0, kc, dst, rows, true);
 }
 
 /* `len` pixels of one output line for one tap: from[index[i]], or 0 where the index is -1. */
@@ -219,11 +219,15 @@ static void phase_fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
 {
     const phase_ctx *g = ctx;
 
-    for (int64_t k = 0; k < kc; k++) {
-        const int64_t ci = (k0 + k) / g->taps, tap = g->phase + (k0 + k) % g->taps * g->stride;
-        const float *from = g->wide + ci * g->w->cols + tap;
-        for (int64_t i = 0; i < n; i++)
-            memcpy(&dst[i * LDA + k], from + (n0 + i) * g->kernel, sizeof *dst);
+    /* All taps of a channel lie within a few lines of the file. */
+    for (int64_t k = 0; k < kc;) {
+        const int64_t ci = (k0 + k) / g->taps, tap = (k0 + k) % g->taps;
+        const int64_t take = g->taps - tap < kc - k ? g->taps - tap : kc - k;
+        const float *from = g->wide + ci * g->w->cols + n0 * g->kernel + g->phase + tap * g->stride;
+        for (int64_t i = 0; i < n; i++, from += g->kernel)
+            for (int64_t t = 0; t < take; t++)
+                dst[i * LDA + k + t] = from[t * g->stride];
+        k += take;
     }
 }
 

@@ -18,7 +18,7 @@ static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
                  void *rows)
 {
     const h3_gemm *g = ctx;
-    ISA(h3_cpu_fill_weight)(g->w, n0, n, k0, kc, dst, rows);
+    ISA(h3_cpu_fill_weight)(g->w, n0, n, k0, kc, dst, rows, true);
 }
 
 /* Rows of x become lanes: VL x VL blocks transposed in registers, the rest one by one. */

@@ -32,6 +32,7 @@ float ISA(h3_cpu_row_scale)(const h3_weight *w, int64_t n);
  * few tries); only where the machine has them. */
 double ISA(h3_cpu_time_f32)(void);
 double ISA(h3_cpu_time_bf16)(void);
-double ISA(h3_cpu_time_amx)(void);
+/** n_a, n_b: pieces of the operands. */
+double ISA(h3_cpu_time_amx)(int n_a, int n_b);
 
 #endif

@@ -39,18 +39,16 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-enum { TIMED_ROWS = MR > AMX_ROWS ? MR : AMX_ROWS };
-
 /* Seconds per row of A. */
 static double time_tile(h3_tile_fn tile, int rows)
 {
-    static const float zeros[TIMED_ROWS * LDA + KC * NR];
-    float c[TIMED_ROWS * NR];
+    static const float zeros[MR * LDA + KC * NR];
+    float c[MR * NR];
     double best = 1;
     for (int i = 0; i < 20; i++) {
         const double t0 = now();
         for (int k = 0; k < 4; k++)
-            tile(rows, KC, zeros, zeros + TIMED_ROWS * LDA, c, false, false);
+            tile(rows, KC, zeros, zeros + MR * LDA, c, false, false);
         const double t = now() - t0;
         if (t < best) best = t;
     }
@@ -73,7 +71,7 @@ double ISA(h3_cpu_time_bf16)(void)
     return 1;
 }
 
-double ISA(h3_cpu_time_amx)(void)
+double ISA(h3_cpu_time_amx)(int n_a UNUSED, int n_b UNUSED)
 {
     return 1;
 }
@@ -300,20 +298,24 @@ double ISA(h3_cpu_time_bf16)(void)
     return time_tile(ISA(h3_cpu_bf16_rows), MR) / 2; // two products per group
 }
 
-static void amx_one(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                    bool half)
+double ISA(h3_cpu_time_amx)(int n_a, int n_b)
 {
-    const h3_amx_split split = {.n_a = 1, .n_b = 1};
-    ISA(h3_cpu_amx_bf16)(&split, n, kc, a, b, c, add, half);
-}
+    static const float zeros[2 * 3 * KC_SPLIT * NR]; // A and B, in three pieces
+    const h3_amx_split split = {.n_a = n_a, .n_b = n_b};
+    float c[AMX_ROWS * NR];
+    double best = 1;
 
-double ISA(h3_cpu_time_amx)(void)
-{
-    double t;
     ISA(h3_cpu_amx_begin)();
-    t = time_tile(amx_one, AMX_ROWS) / 2;
+    for (int i = 0; i < 20; i++) {
+        const double t0 = now();
+        for (int k = 0; k < 4 * KC / (2 * KC_SPLIT); k++)
+            ISA(h3_cpu_amx_bf16)
+        (&split, AMX_ROWS, KC_SPLIT, zeros, zeros + 3 * KC_SPLIT * NR, c, false, false);
+        const double t = now() - t0;
+        if (t < best) best = t;
+    }
     ISA(h3_cpu_amx_end)();
-    return t;
+    return best / AMX_ROWS;
 }
 
 /* ---------------------------------------------------------------- bf16 */
@@ -344,10 +346,42 @@ static void fill_bf16(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_
         copy_run(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
 }
 
+/* Groups as stored, bf16 pairs or bytes, in tiles of AMX. */
+static void fill_tiles(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                       void *rows UNUSED)
+{
+    const h3_gemm *g = ctx;
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t *from = row_of(g->w, n0 + i) + k0 * 4;
+        for (int64_t k = 0; k < kc; k += AMX_STEP)
+            memcpy(dst + h3_amx_a(i, k, kc, 1, 0), from + k * 4, AMX_STEP * 4);
+    }
+}
+
+static void call_pairs(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
+{
+    ISA(h3_cpu_call_weight)(((const h3_gemm *)ctx)->w, n0, n, 2 * k0, 2 * kc);
+}
+
+static void call_bytes(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
+{
+    const h3_gemm *g = ctx;
+    for (int64_t i = n0; i < n0 + n; i++)
+        for (int64_t k = 4 * k0; k < 4 * (k0 + kc); k += 64)
+            __builtin_prefetch(row_of(g->w, i) + k, 0, 2);
+}
+
+/* Where group k of lanes j.. of B lies. */
+static int64_t group_at(const h3_gemm *g, int64_t k, int64_t j)
+{
+    return g->split.n_b ? h3_amx_b(k, j, 1, 0) : k * NR + j;
+}
+
 /* Pairs of NR rows of bf16 x: VL x VL blocks of 32-bit groups, transposed in registers. */
 static void pack_bf16(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
 {
-    const h3_tensor x = ((const h3_gemm *)ctx)->x;
+    const h3_gemm *g = ctx;
+    const h3_tensor x = g->x;
 
     for (int64_t j0 = 0; j0 < m; j0 += VL) {
         const uint16_t *at[VL];
@@ -361,7 +395,7 @@ static void pack_bf16(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_
                 memcpy(&r[j], at[j] + 2 * k, (size_t)n * 4);
             v_transpose(r);
             for (int j = 0; j < n; j++)
-                v_store(dst + (k + j) * NR + j0, r[j]);
+                v_store(dst + group_at(g, k + j, j0), r[j]);
         }
     }
 }
@@ -382,20 +416,20 @@ static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
 {
     enum { AT_A_TIME = 8 };
     const h3_gemm *g = ctx;
-    const int64_t lda = g->split.n_a > 1 ? LDA_SPLIT : LDA;
     float wide[AT_A_TIME * LDA];
 
     for (int64_t i = 0; i < n; i += AT_A_TIME) {
         const int64_t take = n - i < AT_A_TIME ? n - i : AT_A_TIME;
         ISA(h3_cpu_fill_weight)
-        (g->w, n0 + i, take, 2 * k0, 2 * kc, wide, rows ? (float *)rows + i * g->w->cols : NULL);
+        (g->w, n0 + i, take, 2 * k0, 2 * kc, wide, rows ? (float *)rows + i * g->w->cols : NULL,
+         false);
         for (int64_t r = 0; r < take; r++)
             for (int64_t k = 0; k < kc; k += VL) {
                 vf piece[3];
                 const float *from = wide + r * LDA + 2 * k;
                 v_pieces_of(v_load(from), v_load(from + VL), g->split.n_a, piece);
                 for (int p = 0; p < g->split.n_a; p++)
-                    v_store(dst + p * NB * LDA_SPLIT + (i + r) * lda + k, piece[p]);
+                    v_store(dst + h3_amx_a(i + r, k, kc, g->split.n_a, p), piece[p]);
             }
     }
 }
@@ -420,11 +454,17 @@ static void pack_split(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64
                     r[j] = piece[j][p];
                 v_transpose(r);
                 for (int j = 0; j < VL; j++)
-                    v_store(dst + p * g->split.b_piece + (k + j) * NR + j0, r[j]);
+                    v_store(dst + h3_amx_b(k + j, j0, g->split.n_b, p), r[j]);
             }
         }
     }
 }
+
+#ifdef H3_AMX_EMULATE
+enum { SIX_ROWS = 1 };
+#else
+enum { SIX_ROWS = 128 }; // fewer rows of x do not pay for the pieces of a weight
+#endif
 
 /* A product of bf16 pieces on AMX, where it fits the tiles and is the faster way. is_coarse: both
  * operands rounded to one piece. */
@@ -435,16 +475,16 @@ static bool use_amx(const h3_dev *d, h3_gemm *g, h3_product *p, bool is_coarse)
     const int n_a = is_plain || is_coarse ? 1 : 3, n_b = g->x.dtype == H3_BF16 || is_coarse ? 1 : 3;
 
     if (b->pairs != H3_PAIRS_AMX || g->w->cols % (2 * AMX_STEP)) return false;
-    /* Both in pieces would be six products: measured from 0.7 to 1.4 times the speed of f32. */
-    if (n_a * n_b > 3 || n_a * n_b > b->amx_terms) return false;
+    const int products = n_a * n_b < 9 ? n_a * n_b : 6;
+    const int64_t rows = d->whole_rows > p->m ? d->whole_rows : p->m;
+    if (products > b->amx_terms || (products == 6 && rows < SIX_ROWS)) return false;
     p->is_amx = true;
     p->k = g->w->cols / 2;
-    p->kc = n_a > 1 || n_b > 1 ? KC_SPLIT
-            : is_plain         ? KC
-                               : KC / 2; // fill_split widens at most KC columns
-    p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b, .b_piece = p->k * NR + PANEL_GAP};
+    p->kc = KC_SPLIT;
+    p->ahead = call_pairs;
+    p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b};
     g->split = p->split;
-    p->fill = is_plain ? fill_bf16 : fill_split;
+    p->fill = is_plain ? fill_tiles : fill_split;
     p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;
     if (is_plain) p->row_scratch = 0;
     return true;
@@ -526,7 +566,7 @@ static void pack_int8(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_
                        sizeof r[j]);
             v_transpose(r);
             for (int j = 0; j < VL && k + j < kc; j++)
-                v_store(dst + (k + j) * NR + j0, r[j]);
+                v_store(dst + group_at(g, k + j, j0), r[j]);
         }
     }
 }
@@ -553,15 +593,6 @@ static void fill_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_
         memcpy(to, from, (size_t)bytes);
         memcpy(to + KC, &correction, sizeof correction);
     }
-}
-
-/* Signed on both sides: no correction. */
-static void fill_int8_amx(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
-                          float *dst, void *rows UNUSED)
-{
-    const h3_gemm *g = ctx;
-    for (int64_t i = 0; i < n; i++)
-        copy_run(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
 }
 
 static void fill_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
@@ -618,8 +649,11 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
     if (d->backend->has_amx && !is_q8 && g->w->cols % (4 * AMX_STEP) == 0) {
         g->zero = 0;
         p->is_amx = true;
+        p->kc = KC_SPLIT;
+        p->split = g->split = (h3_amx_split){.n_a = 1, .n_b = 1};
         p->tile = ISA(h3_cpu_amx_int8);
-        p->fill = fill_int8_amx;
+        p->fill = fill_tiles;
+        p->ahead = call_bytes;
     }
     return H3_OK;
 }

@@ -155,17 +155,24 @@ static bool by_columns(const h3_weight *w)
     return true;
 }
 
-static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t kc, float *dst)
+/* A pass reads short runs of many rows, which no hardware sees coming. */
+static void call_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t kc)
+{
+    const uint8_t *at = (const uint8_t *)p->data + (size_t)r * p->row_bytes +
+                        (size_t)k0 * p->row_bytes / (size_t)p->cols;
+    const size_t run = (size_t)kc * p->row_bytes / (size_t)p->cols;
+
+    for (size_t i = 0; i < run; i += 64)
+        __builtin_prefetch(at + i, 0, 2);
+}
+
+static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t kc, float *dst,
+                         bool ahead)
 {
     static const h3_dtype dtype[] = {H3_F32, H3_BF16, H3_F16};
     const uint8_t *row = (const uint8_t *)p->data + (size_t)r * p->row_bytes;
 
-    /* The same row's next columns: a pass reads short runs of many rows, which no hardware sees
-     * coming. */
-    const size_t run = (size_t)kc * p->row_bytes / (size_t)p->cols;
-    const uint8_t *next = row + (size_t)(k0 + kc) * p->row_bytes / (size_t)p->cols;
-    for (size_t i = 0; i < run && k0 + kc < p->cols; i += 64)
-        __builtin_prefetch(next + i, 0, 2);
+    if (ahead && k0 + kc < p->cols) call_columns(p, r, k0 + kc, kc);
     if (p->encoding <= H3_ENC_F16)
         h3_decode_dtype(dtype[p->encoding], row + (size_t)k0 * plain_bytes(p), kc, dst);
     else
@@ -179,7 +186,7 @@ size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w)
 }
 
 void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
-                             float *dst, void *row_scratch)
+                             float *dst, void *row_scratch, bool ahead)
 {
     if (row_scratch) { // whole rows once, at the first columns
         float *rows = row_scratch;
@@ -193,8 +200,19 @@ void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t 
         const int64_t lo = n0 > first ? n0 : first, end = first + w->part[i].rows;
         const int64_t hi = n0 + n < end ? n0 + n : end;
         for (int64_t r = lo; r < hi; r++)
-            part_columns(&w->part[i], r - first, k0, kc, dst + (r - n0) * LDA);
+            part_columns(&w->part[i], r - first, k0, kc, dst + (r - n0) * LDA, ahead);
     }
+}
+
+void ISA(h3_cpu_call_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc)
+{
+    int64_t first = 0;
+
+    if (!by_columns(w)) return;
+    for (int i = 0; i < w->n_parts; first += w->part[i++].rows)
+        for (int64_t r = n0; r < n0 + n; r++)
+            if (r >= first && r < first + w->part[i].rows)
+                call_columns(&w->part[i], r - first, k0, kc);
 }
 
 /* ---------------------------------------------------------------- the driver */
@@ -227,31 +245,56 @@ static int64_t max_panels(const h3_product *p)
  * of two: at widths like 2048 all of them would meet in the same few sets of level 2. */
 static int64_t panel_floats(const h3_product *p)
 {
-    return p->split.n_b > 1 ? p->split.n_b * p->split.b_piece : p->k * NR + PANEL_GAP;
+    return p->k * NR * (p->is_amx ? p->split.n_b : 1) + PANEL_GAP;
 }
 
 static int64_t tile_floats(const h3_product *p)
 {
-    return p->split.n_a > 1 ? (int64_t)p->split.n_a * NB * LDA_SPLIT : (int64_t)NB * LDA;
+    if (!p->is_amx) return (int64_t)NB * LDA;
+    return (int64_t)p->split.n_a * (p->is_pieced ? NB : AMX_ROWS) * p->kc;
 }
 
+/* Cycles of a block for each group of k, roughly: its products, bringing its rows of A into tiles,
+ * and its panels of B from far caches or from where they must be packed. */
+static double block_cycles(const h3_product *p, int64_t n_rows, int64_t panels)
+{
+    const double rows = (double)n_rows, lanes = (double)(panels * NR);
+    const double own = p->share ? 0.4 : p->direct ? 0.15 : 0.5;
+
+    if (!p->is_amx) return rows * lanes / (p->tile ? 64 : 28) + rows + lanes * own;
+    const int products = p->split.n_a * p->split.n_b;
+    return rows * lanes * (products > 3 ? 6 : products) / 150 + rows * (p->split.n_a > 1 ? 2 : 1) +
+           lanes * (p->is_pieced ? 0.6 + 2 * own : own * p->split.n_b);
+}
+
+/* Big blocks bring each operand into cache seldom, small ones feed every thread until the end. */
 static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 {
-    cut c = {.panels = panels};
+    cut c = {.panels = panels}, best = c;
     const int64_t group = p->is_amx ? AMX_ROWS : MR;
+    double least_cycles = 0;
+
     c.blocks_n = h3_ceil_div(p->n, NB);
     c.per_n = h3_ceil_div(h3_ceil_div(p->n, c.blocks_n), group) * group; // even, in whole groups
-    c.blocks_n = h3_ceil_div(p->n, c.per_n);
-    c.per_block = least(c.panels, max_panels(p));
-    /* Too few blocks of rows to feed every thread: cut the panels finer, but not to nothing. */
-    while (c.blocks_n * h3_ceil_div(c.panels, c.per_block) < 3 * n_threads &&
-           c.per_block > (p->is_pieced ? 8 : 4))
-        c.per_block = (c.per_block + 1) / 2;
-    c.blocks_m = h3_ceil_div(c.panels, c.per_block);
-    while (p->share && c.blocks_n * c.blocks_m < 3 * n_threads && c.per_n > 2 * group) {
-        c.per_n = h3_ceil_div(h3_ceil_div(c.per_n, 2), group) * group;
+    for (bool is_last_n = false; !is_last_n;
+         c.per_n = h3_ceil_div(h3_ceil_div(c.per_n, 2), group) * group) {
+        is_last_n = n_threads == 1 || c.per_n <= group;
         c.blocks_n = h3_ceil_div(p->n, c.per_n);
+        c.per_block = least(c.panels, max_panels(p));
+        for (bool is_last = false; !is_last; c.per_block = (c.per_block + 1) / 2) {
+            is_last = n_threads == 1 || c.per_block <= 1;
+            c.blocks_m = h3_ceil_div(c.panels, c.per_block);
+            const double one = block_cycles(p, least(c.per_n, p->n), c.per_block);
+            const int64_t blocks = c.blocks_n * c.blocks_m;
+            const double rounds = (double)h3_ceil_div(blocks, n_threads) * one;
+            const double even = (double)blocks / n_threads * one + 0.5 * one;
+            const double cycles = rounds > even ? rounds : even;
+            if (least_cycles > 0 && cycles >= least_cycles) continue;
+            least_cycles = cycles;
+            best = c;
+        }
     }
+    c = best;
     c.b_bytes = p->share ? (size_t)c.panels * (size_t)panel_floats(p) * sizeof(float) : 0;
     c.thread_bytes = (size_t)tile_floats(p) * sizeof(float) +
                      (size_t)c.per_block * NB * NR * sizeof(float) +
@@ -265,18 +308,14 @@ static void amx_groups(const h3_product *p, int64_t n, int64_t kc, const float *
                        float *c, bool add, bool half)
 {
 #if VL == 16
-    const int64_t step = p->split.n_b > 1 ? KC_SPLIT / 2 : kc;
-
-    for (int64_t k = 0; k < kc; k += step)
-        for (int64_t i = 0; i < n; i += AMX_ROWS) {
-            const int rows = (int)least(AMX_ROWS, n - i);
-            if (p->tile)
-                p->tile(rows, kc, a + i * LDA, b, c + i * NR, add, half);
-            else
-                ISA(h3_cpu_amx_bf16)
-            (&p->split, rows, least(step, kc - k), a + i * (p->split.n_a > 1 ? LDA_SPLIT : LDA) + k,
-             b + k * NR, c + i * NR, add || k > 0, half);
-        }
+    for (int64_t i = 0; i < n; i += AMX_ROWS) {
+        const int rows = (int)least(AMX_ROWS, n - i);
+        const float *from = a + h3_amx_a(i, 0, kc, p->split.n_a, 0);
+        if (p->tile)
+            p->tile(rows, kc, from, b, c + i * NR, add, half);
+        else
+            ISA(h3_cpu_amx_bf16)(&p->split, rows, kc, from, b, c + i * NR, add, half);
+    }
 #else
     (void)p, (void)n, (void)kc, (void)a, (void)b, (void)c, (void)add, (void)half;
 #endif
@@ -315,7 +354,7 @@ void ISA(h3_cpu_use_pieces)(const h3_dev *d, h3_product *p)
     p->cols = p->k;
     p->k = h3_ceil_div(p->k, 2 * AMX_STEP) * AMX_STEP;
     p->kc = KC_SPLIT;
-    p->split = (h3_amx_split){.n_a = 3, .n_b = 3, .b_piece = (int64_t)KC_SPLIT * NR};
+    p->split = (h3_amx_split){.n_a = 3, .n_b = 3};
 }
 
 #if VL == 16
@@ -337,13 +376,13 @@ static void pieced_fill(const h3_product *p, int64_t n0, int64_t n, int64_t k0, 
         p->fill(p->ctx, n0 + i, take, 2 * k0, cols, wide,
                 rows ? (float *)rows + i * p->cols : NULL);
         for (int64_t r = 0; r < take; r++) {
-            float *from = wide + r * LDA, *to = dst + (i + r) * LDA_SPLIT;
+            float *from = wide + r * LDA;
             memset(from + cols, 0, (size_t)(2 * kc - cols) * sizeof *from);
             for (int64_t k = 0; k < kc; k += VL) {
                 vf piece[3];
                 v_pieces_of(v_load(from + 2 * k), v_load(from + 2 * k + VL), 3, piece);
                 for (int q = 0; q < 3; q++)
-                    v_store(to + q * NB * LDA_SPLIT + k, piece[q]);
+                    v_store(dst + h3_amx_a(i + r, k, kc, 3, q), piece[q]);
             }
         }
     }
@@ -366,7 +405,41 @@ static void pieced_pack(const h3_product *p, int64_t m0, int64_t m, int64_t k0, 
             v_pieces(2 * k < cols ? v_load(even + j) : v_set(0),
                      2 * k + 1 < cols ? v_load(odd + j) : v_set(0), 3, piece);
             for (int q = 0; q < 3; q++)
-                v_store(dst + (q * KC_SPLIT + k) * NR + j, piece[q]);
+                v_store(dst + h3_amx_b(k, j, 3, q), piece[q]);
+        }
+    }
+}
+#endif
+
+#if VL == 16
+/* A block of C against shared B on AMX, a group of rows at a time: its tiles of A stay in level 1
+ * while all panels pass by, B in level 2 while all groups do. Between two panels some of the rows
+ * of the next group are called for, so that memory works while the tiles do. */
+static void amx_block(const h3_product *p, const cut *c, int64_t n0, int64_t n, int64_t p0,
+                      int64_t p1, const float *shared_b, int64_t m_base, int64_t m_end, float *a,
+                      float *sums, unsigned char *row_scratch)
+{
+    for (int64_t k0 = 0; k0 < p->k; k0 += p->kc) {
+        const int64_t kc = least(p->kc, p->k - k0);
+        const bool is_last = k0 + kc == p->k;
+        for (int64_t i = 0; i < n; i += AMX_ROWS) {
+            const int64_t rows = least(AMX_ROWS, n - i);
+            const bool same = i + AMX_ROWS < n; // the next group is of this pass
+            const int64_t then = n0 + (same ? i + AMX_ROWS : 0), then_k = same ? k0 : k0 + kc;
+            const int64_t n_then = same ? least(AMX_ROWS, n - i - AMX_ROWS) : least(AMX_ROWS, n);
+            p->fill(p->ctx, n0 + i, rows, k0, kc, a,
+                    row_scratch ? row_scratch + (size_t)i * (p->row_scratch / NB) : NULL);
+            for (int64_t q = p0; q < p1; q++) {
+                const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
+                float *sum = sums + ((q - p0) * c->per_n + i) * NR;
+                amx_groups(p, rows, kc, a, shared_b + q * panel_floats(p) + k0 * NR * p->split.n_b,
+                           sum, k0 > 0, m <= VL);
+                if (is_last) p->store(p->ctx, n0 + i, rows, m0, m, sum);
+                if (!p->ahead || then_k >= p->k) continue;
+                const int64_t lo = n_then * (q - p0) / (p1 - p0);
+                const int64_t hi = n_then * (q - p0 + 1) / (p1 - p0);
+                p->ahead(p->ctx, then + lo, hi - lo, then_k, least(p->kc, p->k - then_k));
+            }
         }
     }
 }
@@ -384,6 +457,11 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
 
 #if VL == 16
     if (p->is_amx) ISA(h3_cpu_amx_begin)();
+    if (p->is_amx && p->share) {
+        amx_block(p, c, n0, n, p0, p1, shared_b, m_base, m_end, a, sums, rows);
+        ISA(h3_cpu_amx_end)();
+        return;
+    }
 #endif
     for (int64_t k0 = 0; k0 < p->k; k0 += step) {
         const int64_t kc = least(step, p->k - k0);
@@ -453,6 +531,7 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
         cut c = most;
         c.panels = h3_ceil_div(end - base, NR);
         c.blocks_m = h3_ceil_div(c.panels, c.per_block);
+        const int per_group = p->is_amx ? p->split.n_b : 1;
         float *b = work;
 #pragma omp parallel num_threads(d->n_threads)
         {
@@ -461,7 +540,7 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
                 for (int64_t t = 0; t < c.panels * n_runs; t++) {
                     const int64_t q = t / n_runs, k0 = t % n_runs * run;
                     p->pack(p->ctx, base + q * NR, least(NR, end - base - q * NR), k0,
-                            least(run, p->k - k0), b + q * panel_floats(p) + k0 * NR);
+                            least(run, p->k - k0), b + q * panel_floats(p) + k0 * NR * per_group);
                 }
             }
 #pragma omp for schedule(dynamic, 1)

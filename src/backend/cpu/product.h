@@ -27,7 +27,6 @@ enum {
     /* Of operands in three pieces on AMX: pairs per pass, the same columns; half of them at a time
      * keep a panel's pieces in level 1. */
     KC_SPLIT = KC / 2,
-    LDA_SPLIT = KC_SPLIT + 16,
     PANEL_GAP = KC / 2 * NR,          ///< floats between shared panels of B, see product.c
     NB = (16 * 14 + MR - 1) / MR * MR ///< rows of A that one call of fill may ask for: whole groups
 };
@@ -55,16 +54,28 @@ void ISA(h3_cpu_bf16_rows)(int n, int64_t kc, const float *a, const float *b, fl
 void ISA(h3_cpu_bf16_cols)(int n, int64_t kc, const float *a, int64_t lda, const float *b, float *c,
                            bool add, bool half);
 
-/** How operands of an AMX product lie: each is one bf16 number or the sum of three (see amx.c). */
+/** Of an AMX product: each operand is one bf16 number or the sum of three (see amx.c). */
 typedef struct h3_amx_split {
-    int n_a, n_b;    ///< pieces, 1 or 3
-    int64_t b_piece; ///< groups from piece to piece of B; those of A are NB rows apart
+    int n_a, n_b; ///< pieces, 1 or 3
 } h3_amx_split;
 
-/** The same on AMX, bf16 pairs (rows of A at LDA_SPLIT when in three pieces) and signed bytes: n up
- * to AMX_ROWS, kc a multiple of AMX_STEP; rows up to the next multiple of AMX_STEP are read and
- * stored. Between begin and end only. */
-enum { AMX_ROWS = 32, AMX_STEP = 16 };
+/** The same on AMX, bf16 pairs and signed bytes in the layout of amx.c: n up to AMX_ROWS, kc a
+ * multiple of AMX_STEP; rows up to the next multiple of AMX_STEP are read and stored. Between begin
+ * and end only. */
+enum { AMX_ROWS = 32, AMX_STEP = 16, AMX_PIECE = 2 * AMX_STEP * AMX_STEP };
+
+/** Where group k of row i of A lies when a pass is kc groups deep, and group k of lanes j.. of B:
+ * AMX_STEP neighbours in k (in lanes) follow. */
+INLINE int64_t h3_amx_a(int64_t i, int64_t k, int64_t kc, int n_pieces, int piece)
+{
+    return ((i / AMX_ROWS * (kc / AMX_STEP) + k / AMX_STEP) * n_pieces + piece) * AMX_PIECE +
+           i % AMX_ROWS * AMX_STEP;
+}
+INLINE int64_t h3_amx_b(int64_t k, int64_t j, int n_pieces, int piece)
+{
+    return (k / AMX_STEP * n_pieces + piece) * AMX_PIECE + (j + k % AMX_STEP) * AMX_STEP;
+}
+
 void ISA(h3_cpu_amx_begin)(void);
 void ISA(h3_cpu_amx_end)(void);
 void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
@@ -98,6 +109,8 @@ typedef struct h3_product {
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                  void *row_scratch);
+    /* AMX, may be NULL: rows and columns that a later fill will ask for. */
+    void (*ahead)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc);
     void (*pack)(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst);
     void (*store)(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c);
     const float *(*direct)(const void *ctx, int64_t m0, int64_t m);
@@ -109,9 +122,11 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p);
 /** Turns a product of f32 callbacks into one on AMX where that is faster. */
 void ISA(h3_cpu_use_pieces)(const h3_dev *d, h3_product *p);
 
-/** fill for a weight as stored; `ctx` of these two is the weight. */
+/** fill for a weight as stored; `ahead`: the same rows' next columns are called for. */
 void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
-                             float *dst, void *row_scratch);
+                             float *dst, void *row_scratch, bool ahead);
+/** Calls for rows [n0, n0 + n), columns [k0, k0 + kc) of w as far as they can be decoded alone. */
+void ISA(h3_cpu_call_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc);
 /** Bytes of row_scratch that filling from w needs: 0 when columns can be decoded alone. */
 size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w);
 
