@@ -182,40 +182,76 @@ static h3_status report_error(bench *b, const h3_weight *w, h3_tensor x, h3_tens
     return st;
 }
 
-static h3_status bench_gemm(bench *b, const char *name, int64_t rows, int64_t n, int64_t k,
-                            const form *f)
+/* One product that can be timed again and again. */
+typedef struct product {
+    const char *name;
+    const form *f;
+    int64_t rows, n, k;
+    h3_tensor x, y;
+    h3_store *store;
+    h3_weight w;
+    double best;
+} product;
+
+static h3_status product_open(bench *b, product *p)
 {
     h3_dev *d = b->e->dev;
     const h3_dtype act = (h3_dtype)b->e->act;
-    h3_tensor x = {0}, y = {0};
-    h3_store *store = NULL;
-    h3_weight w = {0};
-    double best = 1e30;
-    h3_status st = random_weight(&w, n, k, f);
 
-    if (st == H3_OK) st = random_tensor(b, &x, act, 2, (const int64_t[]){rows, k});
-    if (st == H3_OK) st = h3_dev_alloc(d, &y, act, 2, (const int64_t[]){rows, n});
-    if (st == H3_OK) st = h3_store_create(&store, d);
-    if (st == H3_OK) st = h3_store_add(store, 0, &w);
-    if (st == H3_OK) st = h3_store_acquire(store, 0);
+    p->best = 1e30;
+    H3_TRY(random_weight(&p->w, p->n, p->k, p->f));
+    H3_TRY(random_tensor(b, &p->x, act, 2, (const int64_t[]){p->rows, p->k}));
+    H3_TRY(h3_dev_alloc(d, &p->y, act, 2, (const int64_t[]){p->rows, p->n}));
+    H3_TRY(h3_store_create(&p->store, d));
+    H3_TRY(h3_store_add(p->store, 0, &p->w));
+    return h3_store_acquire(p->store, 0);
+}
+
+static h3_status product_time(bench *b, product *p)
+{
+    h3_dev *d = b->e->dev;
+    const double t0 = h3_now();
+
+    H3_TRY(d->ops->gemm(d, p->y, p->x, &p->w, H3_ACT_NONE));
+    H3_TRY(h3_dev_sync(d));
+    p->best = least(p->best, h3_now() - t0);
+    return H3_OK;
+}
+
+static h3_status product_report(bench *b, product *p)
+{
+    const double gflop = 2.0 * (double)p->rows * (double)p->n * (double)p->k * 1e-9;
+
+    if (gflop / p->best > b->limit) b->limit = gflop / p->best;
+    report(b, p->name, p->rows, 0, p->best, gflop);
+    if (b->e->dev->mem != H3_HOST || p->f->encoding <= H3_ENC_F16) return H3_OK;
+    return report_error(b, &p->w, p->x, p->y);
+}
+
+static void product_close(bench *b, product *p)
+{
+    h3_dev *d = b->e->dev;
+
+    h3_store_free(&p->store);
+    h3_dev_weight_free(d, &p->w);
+    h3_dev_free(d, &p->x);
+    h3_dev_free(d, &p->y);
+    free((void *)(uintptr_t)p->w.part[0].data);
+}
+
+static h3_status bench_gemm(bench *b, const char *name, int64_t rows, int64_t n, int64_t k,
+                            const form *f)
+{
+    product p = {.name = name, .f = f, .rows = rows, .n = n, .k = k};
+    h3_status st = product_open(b, &p);
+
     for (int i = 0; st == H3_OK && i < b->o->repeat + 1; i++) { // the first one packs
-        h3_dev_counters_reset(d);
-        const double t0 = h3_now();
-        st = d->ops->gemm(d, y, x, &w, H3_ACT_NONE);
-        if (st == H3_OK) st = h3_dev_sync(d);
-        if (i > 0) best = least(best, h3_now() - t0);
+        h3_dev_counters_reset(b->e->dev);
+        if (i == 1) p.best = 1e30;
+        st = product_time(b, &p);
     }
-    if (st == H3_OK) {
-        const double gflop = 2.0 * (double)rows * (double)n * (double)k * 1e-9;
-        if (gflop / best > b->limit) b->limit = gflop / best;
-        report(b, name, rows, 0, best, gflop);
-        if (d->mem == H3_HOST && f->encoding > H3_ENC_F16) st = report_error(b, &w, x, y);
-    }
-    h3_store_free(&store);
-    h3_dev_weight_free(d, &w);
-    h3_dev_free(d, &x);
-    h3_dev_free(d, &y);
-    free((void *)(uintptr_t)w.part[0].data);
+    if (st == H3_OK) st = product_report(b, &p);
+    product_close(b, &p);
     return st;
 }
 
@@ -261,18 +297,42 @@ static h3_status bench_ops(bench *b, const int64_t *rows, int n_rows)
                       form_of("bf16"));
 }
 
-/* One product of the block with weights of every form. */
+/* One product of the block with weights of every form, in turn, so that a busy machine disturbs all
+ * of them alike; a GPU holds one at a time. */
 static h3_status bench_forms(bench *b, const int64_t *rows, int n_rows)
 {
+    enum { N = sizeof forms / sizeof *forms };
     const int64_t c = b->o->is_tiny ? 256 : 5376, n = b->o->is_tiny ? 96 : 7168;
+    char names[N][32];
+    product p[N];
+    h3_status st = H3_OK;
 
-    for (int i = 0; i < n_rows; i++)
-        for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
-            char name[32];
-            snprintf(name, sizeof name, "gemm %s", forms[k].name);
-            H3_TRY(bench_gemm(b, name, rows[i], n, c, &forms[k]));
+    for (int k = 0; k < N; k++)
+        snprintf(names[k], sizeof names[k], "gemm %s", forms[k].name);
+    for (int i = 0; i < n_rows && st == H3_OK; i++) {
+        if (b->e->dev->mem != H3_HOST) {
+            for (int k = 0; k < N && st == H3_OK; k++)
+                st = bench_gemm(b, names[k], rows[i], n, c, &forms[k]);
+            continue;
         }
-    return H3_OK;
+        memset(p, 0, sizeof p);
+        for (int k = 0; k < N && st == H3_OK; k++) {
+            p[k] = (product){.name = names[k], .f = &forms[k], .rows = rows[i], .n = n, .k = c};
+            st = product_open(b, &p[k]);
+        }
+        for (int t = 0; t < b->o->repeat + 1; t++)
+            for (int k = 0; k < N && st == H3_OK; k++) {
+                if (t == 1) p[k].best = 1e30;
+                h3_dev_counters_reset(b->e->dev);
+                st = product_time(b, &p[k]);
+            }
+        h3_dev_counters_reset(b->e->dev); // they would be the last form's
+        for (int k = 0; k < N; k++) {
+            if (st == H3_OK) st = product_report(b, &p[k]);
+            product_close(b, &p[k]);
+        }
+    }
+    return st;
 }
 
 /* ------------------------------------------------------------------------------------- stages */
