@@ -359,6 +359,14 @@ static block_io make_io(const h3_dit *m, const h3_dit_state *state)
     return z;
 }
 
+static void free_io(block_io *z)
+{
+    h3_tensor *const all[] = {&z->x, &z->qkv, &z->a, &z->f, &z->packed, &z->o, &z->h, &z->both};
+
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        h3_dev_free(d, all[i]);
+}
+
 /* What the libraries take for the products and the attention of a step when nothing else runs
  * between them: as long a run as the step itself, so that both have the same clocks. Under fp8 the
  * products' rows are there in e4m3, q and k too. */
@@ -392,25 +400,29 @@ static double library_step(const h3_dit *m, const h3_dit_state *state)
         const double t = now() - t0;
         best = t < best ? t : best;
     }
-    h3_tensor *const all[] = {&z.x, &z.qkv, &z.a, &z.f, &z.packed, &z.o, &z.h, &z.both};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        h3_dev_free(d, all[i]);
+    free_io(&z);
     return best;
 }
 
 /* Whether operations give the same bits again: a line for each that does not. */
+static uint64_t hash_of(const void *p, size_t n)
+{
+    uint64_t h = 1469598103934665603ull, w;
+
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        memcpy(&w, (const unsigned char *)p + i, 8);
+        h = (h ^ w) * 1099511628211ull;
+    }
+    return h;
+}
+
 static uint64_t bits_of(h3_tensor t)
 {
     const size_t n = (size_t)h3_numel(t) * h3_dtype_bytes((h3_dtype)t.dtype);
     unsigned char *p = malloc(n);
-    uint64_t h = 1469598103934665603ull;
 
     MUST(h3_dev_download(d, p, t));
-    for (size_t i = 0; i + 8 <= n; i += 8) {
-        uint64_t w;
-        memcpy(&w, p + i, 8);
-        h = (h ^ w) * 1099511628211ull;
-    }
+    const uint64_t h = hash_of(p, n);
     free(p);
     return h;
 }
@@ -453,9 +465,7 @@ static void report_repeats(const h3_dit *m, const h3_dit_state *state)
            "\"attention\": %d, \"out\": %d, \"fc1\": %d, \"fc2\": %d}, \"of\": 5}\n",
            o.math, (long long)S, differs[0], differs[1], differs[2], differs[3], differs[4]);
     fflush(stdout);
-    h3_tensor *const all[] = {&z.x, &z.qkv, &z.a, &z.f, &z.packed, &z.o, &z.h, &z.both};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        h3_dev_free(d, all[i]);
+    free_io(&z);
 }
 
 /* Rows [first, first + n) of the sequence are one medium: those of them that are ours. */
@@ -640,6 +650,56 @@ static float *velocities_under(const step *k, h3_cuda_math math)
     return velocities(k);
 }
 
+/* A device tensor as floats. */
+static float *floats_of(h3_tensor t)
+{
+    const int64_t n = h3_numel(t);
+    uint16_t *half = malloc((size_t)n * sizeof *half);
+    float *p = malloc((size_t)n * sizeof *p);
+
+    MUST(h3_dev_download(d, half, t));
+    for (int64_t i = 0; i < n; i++)
+        p[i] = h3_bf16_to_f32(half[i]);
+    free(half);
+    return p;
+}
+
+/* Under fp8: how far each product of a block, and its attention, are from bf16 on the same input.
+ */
+static void report_op_errors(const h3_dit *m, const h3_dit_state *state)
+{
+    const int64_t S = state->n_rows < 4096 ? state->n_rows : 4096; // rows that are compared
+    const int32_t cu[2] = {0, (int32_t)state->n_rows};
+    const h3_dit_block *b = &m->block[0];
+    const h3_cuda_math math = d->backend->math;
+    static const char *const names[] = {"qkv", "attention", "out", "fc1", "fc2"};
+
+    d->backend->math = H3_CUDA_AUTO;
+    block_io z = make_io(m, state);
+    printf("{\"what\": \"op_errors\", \"rows\": %lld", (long long)state->n_rows);
+    for (int i = 0; i < 5; i++) {
+        const h3_weight *const w[] = {&b->qkv, NULL, &b->out, &b->fc1, &b->fc2};
+        const h3_tensor in[] = {z.x, z.x, z.a, z.x, z.f}, out[] = {z.packed, z.o, z.h, z.both, z.h};
+        float *seen[2];
+        for (int k = 0; k < 2; k++) {
+            d->backend->math = k ? math : H3_CUDA_AUTO;
+            if (w[i])
+                MUST(d->ops->gemm(d, out[i], in[i], w[i], H3_ACT_NONE));
+            else
+                MUST(d->ops->attention(d, h3_view_3d(z.o, state->n_rows, HEADS, HEAD), z.p.q, z.p.k,
+                                       z.p.v, 0.08838835f, cu, 1, false));
+            seen[k] = floats_of(h3_slice(out[i], 0, state->n_rows - S, S));
+        }
+        printf(", \"%s\": %.5f", names[i], distance(seen[0], seen[1], S * out[i].ne[1]));
+        free(seen[0]);
+        free(seen[1]);
+    }
+    printf("}\n");
+    fflush(stdout);
+    d->backend->math = math;
+    free_io(&z);
+}
+
 /* Under fp8: against the same step in bf16 on the same inputs; `far` (bf16 from f32) tells how much
  * the model makes of an error. */
 static void report_error(const step *k, const float *got, double far)
@@ -683,12 +743,15 @@ static void bench_dit(h3_dit *m, int64_t S)
         }
     report_calls(&k, first);
     if (has("repeats")) report_repeats(m, k.s);
+    if (d->backend->math == H3_CUDA_FP8) report_op_errors(m, k.s);
     for (int how = RECORDED; how < N_VARIANTS; how++)
         if (seen[how])
             printf(
                 "{\"what\": \"dit_variant\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, "
-                "\"s\": %.4f, \"same_bits\": %s, \"differs_from_itself\": %d}\n",
+                "\"s\": %.4f, \"bits\": \"%016llx\", \"same_bits\": %s, "
+                "\"differs_from_itself\": %d}\n",
                 names[how], o.math, (long long)S, t[how],
+                (unsigned long long)hash_of(seen[how], (size_t)h3_numel(k.v2) * 4),
                 memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(k.v2) * 4) ? "false" : "true",
                 n_other[how]);
     if (d->backend->math == H3_CUDA_FP8) report_error(&k, seen[DIRECT], 0);

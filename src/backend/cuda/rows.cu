@@ -920,7 +920,7 @@ extern "C" cudaError_t h3_k_quantise(cudaStream_t s, void *y, float *scale, h3_r
 
 /* silu_mul whose rows leave in e4m3 only: a block a row, N vectors of 8 a thread. */
 template <int N>
-static __global__ void silu_e4m3_kernel(const __grid_constant__ h3_rows gate,
+static __global__ void __launch_bounds__(256) silu_e4m3_kernel(const __grid_constant__ h3_rows gate,
                                         const __grid_constant__ h3_rows up, void *q, float *qs,
                                         int64_t ldq)
 {
@@ -969,14 +969,13 @@ extern "C" bool h3_k_silu_fits_e4m3(h3_rows gate, h3_rows up)
 extern "C" cudaError_t h3_k_silu_e4m3(cudaStream_t s, h3_rows gate, h3_rows up, void *q, float *qs,
                                       int64_t ldq)
 {
-    const int64_t per = gate.cols / 8, n = div_up(per, 512);
+    const int64_t per = gate.cols / 8, n = div_up(per, 256);
     const unsigned rows = (unsigned)gate.rows;
-    const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
     if (gate.rows == 0 || per == 0) return cudaSuccess;
-    if (n == 1) return H3_RUN_EARLY((silu_e4m3_kernel<1>), rows, threads, 0, s, gate, up, q, qs, ldq);
-    if (n == 2) return H3_RUN_EARLY((silu_e4m3_kernel<2>), rows, threads, 0, s, gate, up, q, qs, ldq);
-    if (n == 3) return H3_RUN_EARLY((silu_e4m3_kernel<3>), rows, threads, 0, s, gate, up, q, qs, ldq);
-    return H3_RUN_EARLY((silu_e4m3_kernel<4>), rows, threads, 0, s, gate, up, q, qs, ldq);
+    if (n <= 2) return H3_RUN_EARLY((silu_e4m3_kernel<2>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    if (n <= 4) return H3_RUN_EARLY((silu_e4m3_kernel<4>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    if (n <= 7) return H3_RUN_EARLY((silu_e4m3_kernel<7>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    return H3_RUN_EARLY((silu_e4m3_kernel<8>), rows, 256, 0, s, gate, up, q, qs, ldq);
 }
 
 extern "C" cudaError_t h3_k_silu_mul(cudaStream_t s, h3_rows y, h3_rows gate, h3_rows up)
@@ -1296,7 +1295,9 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
 /* The heads of one row, q and k: L lanes take every n-th head of one of them, B of their heads at a
  * time on the way, so that gain and turn are fetched once. Neighbouring groups take q and k of one
  * head, which lie side by side in an interleaved product. */
-template <int L> static __global__ void head_pair_kernel(const __grid_constant__ pair_args p)
+template <int L>
+static __global__ void __launch_bounds__(256, 4)
+    head_pair_kernel(const __grid_constant__ pair_args p)
 {
     enum { B = 4 };
     start_early();
