@@ -247,6 +247,117 @@ static void run_model(run *r, const char *path)
     h3_dev_close(&d);
 }
 
+/* ---- a step as one call: who records when, with doors that only count ---- */
+
+static struct {
+    int records, replays, forgets;
+    bool fails, is_lost;
+} doors;
+
+static h3_status fake_record(h3_dev *d)
+{
+    (void)d;
+    doors.records++;
+    return H3_OK;
+}
+
+static void fake_recorded(h3_dev *d, h3_recording **out)
+{
+    *out = doors.fails ? NULL : (h3_recording *)(void *)d;
+}
+
+static h3_status fake_replay(h3_dev *d, h3_recording *r, bool *done)
+{
+    assert_ptr_equal(r, d);
+    *done = !doors.is_lost;
+    doors.replays += *done;
+    doors.is_lost = false;
+    return H3_OK;
+}
+
+static void fake_forget(h3_dev *d, h3_recording *r)
+{
+    assert_ptr_equal(r, d);
+    doors.forgets++;
+}
+
+/* Forwards so far: all but those that were replays ran attention (a recording runs here). */
+static void expect_doors(const h3_dev *d, const h3_dit *m, int runs, int records, int replays,
+                         int forgets)
+{
+    assert_int_equal(d->stat[H3_OP_attention].calls, (uint64_t)runs * (uint64_t)m->dims.n_layers);
+    assert_int_equal(doors.records, records);
+    assert_int_equal(doors.replays, replays);
+    assert_int_equal(doors.forgets, forgets);
+}
+
+static void catch_nothing(void *user, const char *name, h3_tensor t)
+{
+    (void)user, (void)name, (void)t;
+}
+
+static void a_step_is_recorded_once(void **state)
+{
+    float embed[24];
+    const h3_dit_request r = small_request(embed);
+    h3_tensor x = {0}, y = {0}, v = {0}, a = {0}, other = {0};
+    h3_checkpoint *ck;
+    h3_dit_state *s;
+    h3_dit *m;
+    h3_dev *d;
+    size_t scratch, kept;
+    (void)state;
+    memset(&doors, 0, sizeof doors);
+    assert_int_equal(h3_dev_open(&d, "ref", NULL), H3_OK);
+    assert_int_equal(h3_ckpt_open(&ck, TINY, H3_ROLE_DIT, NULL), H3_OK);
+    assert_int_equal(h3_dit_open(&m, ck, d), H3_OK);
+    assert_int_equal(h3_dit_scratch_bytes(m, &r, &scratch, &kept), H3_OK);
+    assert_int_equal(h3_dev_scratch(d, scratch), H3_OK);
+    assert_int_equal(h3_dit_prepare(&s, m, &r), H3_OK);
+    h3_tensor *const wide[] = {&x, &v, &other}, *const narrow[] = {&y, &a};
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(h3_dev_alloc(d, wide[i], H3_F32, 2, (int64_t[]){2, 96}), H3_OK);
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(h3_dev_alloc(d, narrow[i], H3_F32, 2, (int64_t[]){2, 32}), H3_OK);
+    d->record = fake_record;
+    d->recorded = fake_recorded;
+    d->replay = fake_replay;
+    d->forget = fake_forget;
+    h3_dev_counters_reset(d);
+#define GO(out) assert_int_equal(h3_dit_forward(d, m, s, 0, out, a, x, y), H3_OK)
+    GO(v); // finds what is to be found
+    expect_doors(d, m, 1, 0, 0, 0);
+    assert_non_null(d->unrecorded);
+    GO(v); // is recorded, then run
+    expect_doors(d, m, 2, 1, 1, 0);
+    assert_null(d->unrecorded);
+    GO(v);
+    expect_doors(d, m, 2, 1, 2, 0);
+    d->tap = catch_nothing; // whoever looks on sees every operation
+    GO(v);
+    expect_doors(d, m, 3, 1, 2, 0);
+    d->tap = NULL;
+    doors.is_lost = true; // memory it knew is gone: recorded again
+    GO(v);
+    expect_doors(d, m, 4, 2, 3, 1);
+    GO(other); // other buffers, another recording
+    expect_doors(d, m, 5, 2, 3, 2);
+    doors.fails = true; // the device cannot keep it: call by call, and not tried again
+    GO(other);
+    expect_doors(d, m, 7, 3, 3, 2);
+    GO(other);
+    expect_doors(d, m, 8, 3, 3, 2);
+#undef GO
+    h3_dit_release(&s);
+    for (size_t i = 0; i < 3; i++)
+        h3_dev_free(d, wide[i]);
+    for (size_t i = 0; i < 2; i++)
+        h3_dev_free(d, narrow[i]);
+    h3_dit_close(&m);
+    h3_ckpt_close(&ck);
+    h3_dev_close(&d);
+}
+
 /* Angles are f32 products: far out, the double product is another rotation by 1e-5 and more. */
 static void rotation_is_of_the_float_angle(void **state)
 {
@@ -482,6 +593,7 @@ int main(void)
         cmocka_unit_test(broken_configs_are_named),
         cmocka_unit_test(released_sizes_are_counted),
         cmocka_unit_test(rotation_is_of_the_float_angle),
+        cmocka_unit_test(a_step_is_recorded_once),
         cmocka_unit_test(requests_that_contradict_themselves),
         cmocka_unit_test(hostile_files_end_as_expected),
         cmocka_unit_test(curve_equals_embedder_on_its_grid),
