@@ -169,6 +169,18 @@ static h3_tensor head_view(h3_tensor qkv, const h3_video_vae_geometry *g, bool i
     return t;
 }
 
+/* What is written next is for `reader` alone (see h3_dev.reader), unless somebody looks on. */
+static void only_for(h3_dev *d, const h3_weight *reader)
+{
+    d->reader = d->tap ? NULL : reader;
+}
+
+static h3_status for_all(h3_dev *d, h3_status st)
+{
+    d->reader = NULL;
+    return st;
+}
+
 /* x += scale1 * to_out(attention(h)), then x += scale2 * w2(silu(gate) * up) of its norm. h is
  * norm1(x), and afterwards the same for the next block. */
 static h3_status block_forward(decode_run *r, int i, h3_tensor x, h3_tensor h, int n_tiles)
@@ -202,7 +214,8 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, h3_tensor h, i
     h3_tap(d, o, "block%d.attention", i);
     H3_TRY(op->gemm(d, h, o, &b->out, H3_ACT_NONE));
     h3_tap(d, h, "block%d.attention_projected", i);
-    H3_TRY(op->scale_add_norm(d, h, x, h, b->scale1, b->norm2, g->eps));
+    only_for(d, &b->w1);
+    H3_TRY(for_all(d, op->scale_add_norm(d, h, x, h, b->scale1, b->norm2, g->eps)));
     h3_tap(d, x, "block%d.after_attention", i);
     h3_arena_release(&d->scratch, mark);
 
@@ -214,14 +227,17 @@ static h3_status block_forward(decode_run *r, int i, h3_tensor x, h3_tensor h, i
     H3_TRY(op->gemm(d, w1, h, &b->w1, H3_ACT_NONE));
     h3_tap(d, gate, "block%d.ff_gate", i);
     h3_tap(d, up, "block%d.ff_up", i);
-    H3_TRY(op->silu_mul(d, hidden, gate, up));
+    only_for(d, &b->w2);
+    H3_TRY(for_all(d, op->silu_mul(d, hidden, gate, up)));
     h3_tap(d, hidden, "block%d.ff_hidden", i);
     H3_TRY(op->gemm(d, h, hidden, &b->w2, H3_ACT_NONE));
     h3_tap(d, h, "block%d.ff_out", i);
-    if (i + 1 < (int)g->n_layers)
-        H3_TRY(op->scale_add_norm(d, h, x, h, b->scale2, b[1].norm1, g->eps));
-    else
+    if (i + 1 < (int)g->n_layers) {
+        only_for(d, &b[1].qkv);
+        H3_TRY(for_all(d, op->scale_add_norm(d, h, x, h, b->scale2, b[1].norm1, g->eps)));
+    } else {
         H3_TRY(op->scale_add(d, x, h, b->scale2));
+    }
     h3_tap(d, x, "block%d.out", i);
     h3_arena_release(&d->scratch, mark);
     return H3_OK;
@@ -337,7 +353,10 @@ static h3_status tiles_forward(decode_run *r, const h3_tensor *pixels, int64_t j
     for (int i = 0; i < (int)g->n_layers; i++) {
         H3_TRY(h3_dev_check(d));
         H3_TRY(acquire(d, m->store, i + 1));
-        H3_TRY(block_forward(r, i, x, h, n_tiles));
+        d->is_tolerant = true;
+        const h3_status st = block_forward(r, i, x, h, n_tiles);
+        d->is_tolerant = false;
+        H3_TRY(st);
         release(d, m->store, i + 1);
     }
 

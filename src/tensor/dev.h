@@ -90,6 +90,9 @@ struct h3_dev {
      * with this weight (or, h3_reader_attention, by the attention that follows), row by row and
      * once: a backend that reads another form there may leave only that. NULL: anyone may read. */
     const h3_weight *reader;
+    /** What is computed now bears coarse products even with a bias: a backend that was asked for
+     * such (CUDA's math fp8) takes them there too. */
+    bool is_tolerant;
     /* Filled by the backend; NULL entries mean host memory and immediate execution. */
     h3_status (*alloc)(h3_dev *d, void **out, size_t bytes);
     void (*dealloc)(h3_dev *d, void *p);

@@ -153,6 +153,31 @@ static void test_scan(void **unused)
     h3_dev_close(&d);
 }
 
+/* With a bias only where the caller bears it. */
+static void test_e4m3_bias(void **unused)
+{
+    h3_dev *d = open_cuda("fp8");
+    const int64_t S = 1600, K = 192, N = 48;
+    h3_weight w = weight_of(N, K);
+
+    (void)unused;
+    plain_part(&w, H3_ENC_F32, N, 1 / sqrtf((float)K));
+    with_bias(&w);
+    h3_tensor x = make(H3_BF16, 8, EXTENTS(S, K)), out = make(H3_BF16, 8, EXTENTS(S, N));
+    fill(x, 1, 0);
+    CLOSE(out, 6e-3, gemm(d, y, x, &w, H3_ACT_NONE));
+    d->is_tolerant = true;
+    CLOSE(out, 4e-2, gemm(d, y, x, &w, H3_ACT_NONE));
+    h3_tensor y = clone(out);
+    assert_int_equal(d->ops->gemm(d, y, x, &w, H3_ACT_NONE), H3_OK);
+    d->is_tolerant = false;
+    h3_tensor exact = clone(out);
+    assert_int_equal(d->ops->gemm(d, exact, x, &w, H3_ACT_NONE), H3_OK);
+    assert_true(relative(exact, y) > 5e-3); // it was e4m3
+    drop_all();
+    h3_dev_close(&d);
+}
+
 /* The video decoder's stream: f32 rows under 16-bit products. */
 static void test_residuals(void **unused)
 {
@@ -432,6 +457,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wide_rows),
         cmocka_unit_test(test_residuals),
         cmocka_unit_test(test_scan),
+        cmocka_unit_test(test_e4m3_bias),
         cmocka_unit_test(test_vit_heads),
         cmocka_unit_test(test_tensor_cores),
         cmocka_unit_test(test_lines),

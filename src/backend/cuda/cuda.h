@@ -48,6 +48,8 @@ typedef enum h3_cuda_count {
     H3_CUDA_N_COUNTS
 } h3_cuda_count;
 
+enum { H3_CUDA_LANES = 16 }; ///< threads that bring what is uploaded, at most
+
 typedef struct h3_lt_cache h3_lt_cache;     ///< blas.c
 typedef struct h3_sdpa_cache h3_sdpa_cache; ///< sdpa.c
 
@@ -94,22 +96,23 @@ struct h3_backend {
     h3_cuda_buffer quant[2];   ///< rows in e4m3, and their scales
     h3_cuda_buffer attn8;      ///< q, k, v in e4m3
     h3_cuda_buffer passing[2]; ///< a passing weight in e4m3, and its scales
-    /* upload: two pinned halves, filled by the host while the other one travels */
-    unsigned char *pinned[2];
-    cudaEvent_t pinned_free[2];
+    /* upload: two pinned buffers a lane, one is filled by the host while the other one travels */
+    unsigned char *stage[2 * H3_CUDA_LANES];
+    cudaEvent_t stage_free[2 * H3_CUDA_LANES];
     int *flag; ///< mapped host memory: a kernel's answer to check_finite
     uint64_t counts[H3_CUDA_N_COUNTS];
-    uint64_t generation;  ///< memory given back so far; recordings of an older one are worth nothing
+    uint64_t generation; ///< memory given back so far; recordings of an older one are worth nothing
     h3_recording *record; ///< under way (record.c), or NULL
-    uint64_t op; ///< number of the entry being run, for short-lived results (see heads8)
+    uint64_t op;          ///< number of the entry being run, for short-lived results (see heads8)
     h3_rows8 rows8[3];
     struct { ///< q and k whose e4m3 forms the operation before attention left in attn8
         const void *q, *k;
         uint64_t op;
         int64_t S, H, D, st_s, st_h;
     } heads8;
-    int64_t fp8_rows; ///< from how many on e4m3 pays; H3_CUDA_FP8_ROWS sets it, for measuring errors
-    int capability;   ///< 90 for sm_90
+    int64_t
+        fp8_rows;   ///< from how many on e4m3 pays; H3_CUDA_FP8_ROWS sets it, for measuring errors
+    int capability; ///< 90 for sm_90
     bool has_f64;   ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
                     ///< siblings
 };

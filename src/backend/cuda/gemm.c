@@ -40,10 +40,12 @@ static h3_tensor rows_of(h3_tensor t, int64_t stride, int64_t at, int64_t n)
 
 /* ---------------------------------------------------------------- e4m3 */
 
-/* Under math fp8: large products without a bias. S: rows over all bands and ranks. */
+/* Under math fp8: large products, with a bias only where the caller allows it. S: rows over all
+ * bands and ranks. */
 static bool takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w)
 {
-    if (d->backend->math != H3_CUDA_FP8 || !h3_is_null(w->bias) || S < d->backend->fp8_rows) return false;
+    if (d->backend->math != H3_CUDA_FP8 || S < d->backend->fp8_rows) return false;
+    if (!h3_is_null(w->bias) && !d->is_tolerant) return false;
     if (w->cols % 16 || w->cols > 16384) return false;
     for (int i = 0; i < w->n_parts; i++)
         if (w->part[i].rows % 16) return false;
@@ -69,7 +71,10 @@ h3_status h3_cuda_offer_rows8(h3_dev *d, h3_tensor y, bool is_dense, h3_rows8 **
     for (int i = 0; i < 3; i++) {
         h3_rows8 *r = &b->rows8[i];
         if (r->left && from < r->data + r->rows * r->cols * 2 && r->data < to) r->left = 0;
-        if (!r->left) free_one = r;
+        /* Its own one again, else one that was never used, so that each tensor keeps to its slot.
+         */
+        if (!r->left && (!free_one || r->data == from || (!r->data && free_one->data != from)))
+            free_one = r;
     }
     if (!w || w == &h3_reader_attention || w->cols != C || !free_one || S == 0 ||
         !takes_e4m3(d, d->whole_rows ? d->whole_rows : S, w) || !h3_is_dense(y) ||
@@ -127,31 +132,40 @@ static h3_status rows_in_e4m3(h3_dev *d, h3_tensor x, const h3_weight *w, rows_e
 
 static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, const h3_weight *w)
 {
+    const void *bias;
     rows_e4m3 r;
     int64_t col = 0;
+    bool is_biased = true; // the library adds the bias; not with every choice of scales
 
     H3_TRY(rows_in_e4m3(d, x, w, &r));
+    H3_TRY(h3_cuda_bias(d, w, H3_BF16, true, &bias));
     for (int i = 0; i < w->n_parts; i++) {
         const void *m;
         const float *scales;
         bool done;
         H3_TRY(h3_cuda_matrix_fp8(d, w, i, &m, &scales));
-        const h3_mm mm = {.m = h3_n_rows(x),
-                          .n = w->part[i].rows,
-                          .k = w->cols,
-                          .n_whole = w->rows,
-                          .x = r.p,
-                          .w = m,
-                          .y = (char *)y.data + col * 2,
-                          .ldx = r.ld,
-                          .ldw = w->cols,
-                          .ldy = ldy,
-                          .tx = H3_F8_E4M3,
-                          .tw = H3_F8_E4M3,
-                          .ty = y.dtype,
-                          .sx = r.scales,
-                          .sw = scales};
+        h3_mm mm = {.m = h3_n_rows(x),
+                    .n = w->part[i].rows,
+                    .k = w->cols,
+                    .n_whole = w->rows,
+                    .x = r.p,
+                    .w = m,
+                    .y = (char *)y.data + col * 2,
+                    .ldx = r.ld,
+                    .ldw = w->cols,
+                    .ldy = ldy,
+                    .tx = H3_F8_E4M3,
+                    .tw = H3_F8_E4M3,
+                    .ty = y.dtype,
+                    .sx = r.scales,
+                    .sw = scales,
+                    .bias = bias ? (const char *)bias + col * 2 : NULL};
         H3_TRY(h3_cuda_lt(d, &mm, &done));
+        if (!done && bias) {
+            is_biased = false;
+            mm.bias = NULL;
+            H3_TRY(h3_cuda_lt(d, &mm, &done));
+        }
         if (!done)
             return h3_fail(
                 H3_E_UNSUPPORTED,
@@ -159,6 +173,9 @@ static h3_status gemm_fp8(h3_dev *d, h3_tensor y, int64_t ldy, h3_tensor x, cons
                 (long long)mm.m, (long long)mm.k, (long long)mm.n, (long long)mm.k);
         col += w->part[i].rows;
     }
+    if (!bias || is_biased) return H3_OK;
+    H3_LAUNCH(d, h3_k_act(d->backend->stream, h3_cuda_view(y), h3_cuda_view(y), H3_ACT_NONE,
+                          w->bias.data, false));
     return H3_OK;
 }
 

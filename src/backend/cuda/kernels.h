@@ -109,8 +109,10 @@ cudaError_t h3_k_head_pair(cudaStream_t s, const h3_head_pair *p);
 cudaError_t h3_k_gate_add(cudaStream_t s, h3_rows x, h3_rows h, h3_mod mod);
 cudaError_t h3_k_scale_add(cudaStream_t s, h3_rows x, h3_rows h, const float *g);
 /* vit.cu; only where the functions called fit say so. */
+/** q: where y goes in e4m3 instead, as in h3_k_rms_norm_mod. */
 cudaError_t h3_k_scale_add_norm(cudaStream_t stream, h3_rows y, h3_rows x, h3_rows h,
-                                const float *s, const float *g, float eps);
+                                const float *s, const float *g, float eps, void *q, float *qs,
+                                int64_t ldq);
 bool h3_k_scale_add_norm_fits(h3_rows y, h3_rows x, h3_rows h, const float *s, const float *g);
 /** Heads of q or k in place: p [S, n, D] with strides in elements. */
 typedef struct h3_heads {

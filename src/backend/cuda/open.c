@@ -2,11 +2,12 @@
  * Opening an NVIDIA GPU: what is there, whether it will do, and the memory side of the device.
  *
  * Copies to the device are complete for the caller on return (the source may be reused): small ones
- * are staged by the driver, large ones go through two pinned halves, one filled by several host
- * threads while the other travels. From pageable memory the driver alone reaches 8 GB/s of the 55
- * that the bus has.
+ * are staged by the driver, large ones go slice by slice through pinned buffers that several host
+ * threads fill. From pageable memory the driver alone reaches 8 GB/s of the 55 that the bus has.
  */
 #include <cudnn.h>
+#include <omp.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,7 +21,7 @@ _Static_assert(H3_SCAN_F32 == 0 && H3_SCAN_BF16 == 1 && H3_SCAN_F16 == 2 && H3_S
                "decode.cu");
 _Static_assert(H3_ACT_SILU == 1 && H3_ACT_GELU_TANH == 2 && H3_ACT_GELU_ERF == 3, "rows.cu");
 
-enum { PINNED_HALF = 32 << 20, STAGED = 64 << 10, FP8_ROWS = 1536 };
+enum { SLICE = 2 << 20, STAGED = 64 << 10, FP8_ROWS = 1536 };
 
 h3_status h3_cuda_failed(cudaError_t e, const char *what)
 {
@@ -125,12 +126,12 @@ h3_status h3_cuda_grow(h3_dev *d, h3_cuda_buffer *b, size_t bytes)
     return H3_OK;
 }
 
-static h3_status open_pinned(h3_backend *b)
+static h3_status open_stages(h3_backend *b, int lanes)
 {
-    for (int i = 0; i < 2; i++) {
-        if (b->pinned[i]) continue;
-        H3_CUDA_TRY(cudaHostAlloc((void **)&b->pinned[i], PINNED_HALF, cudaHostAllocDefault));
-        H3_CUDA_TRY(cudaEventCreateWithFlags(&b->pinned_free[i], cudaEventDisableTiming));
+    for (int i = 0; i < 2 * lanes; i++) {
+        if (b->stage[i]) continue;
+        H3_CUDA_TRY(cudaHostAlloc((void **)&b->stage[i], SLICE, cudaHostAllocDefault));
+        H3_CUDA_TRY(cudaEventCreateWithFlags(&b->stage_free[i], cudaEventDisableTiming));
     }
     return H3_OK;
 }
@@ -146,18 +147,43 @@ static void bring_in(const unsigned char *p, size_t n)
 #endif
 }
 
-/* One thread reads a mapped file at 8 to 10 GB/s, too slow for the bus. */
-static void copy_wide(unsigned char *to, const unsigned char *from, size_t n, int threads)
+/* One slice on its way through a lane's two buffers. */
+static cudaError_t send_slice(h3_backend *b, int slot, unsigned char *to, const unsigned char *from,
+                              size_t n)
 {
-    enum { SLICE = 1 << 20 };
-    const int64_t slices = (int64_t)((n + SLICE - 1) / SLICE);
+    cudaError_t e = cudaEventSynchronize(b->stage_free[slot]);
 
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < slices; i++) {
-        const size_t at = (size_t)i * SLICE;
-        bring_in(from + at, n - at < SLICE ? n - at : SLICE);
-        memcpy(to + at, from + at, n - at < SLICE ? n - at : SLICE);
+    if (e != cudaSuccess) return e;
+    bring_in(from, n);
+    memcpy(b->stage[slot], from, n);
+    e = cudaMemcpyAsync(to, b->stage[slot], n, cudaMemcpyHostToDevice, b->stream);
+    return e == cudaSuccess ? cudaEventRecord(b->stage_free[slot], b->stream) : e;
+}
+
+/* One thread reads a mapped file at a few GB/s, the bus takes 55: slice by slice through as many
+ * lanes as there are threads, none of which waits for another. */
+static h3_status upload_wide(h3_dev *d, unsigned char *to, const unsigned char *from, size_t bytes)
+{
+    h3_backend *b = d->backend;
+    const int64_t n = (int64_t)((bytes + SLICE - 1) / SLICE);
+    const int most = d->n_threads < H3_CUDA_LANES ? d->n_threads : H3_CUDA_LANES;
+    const int lanes = n < most ? (int)n : most;
+    atomic_llong next = 0;
+    atomic_int failed = cudaSuccess;
+
+    H3_TRY(open_stages(b, lanes));
+#pragma omp parallel num_threads(lanes)
+    {
+        int64_t i;
+        cudaError_t e = cudaSetDevice(b->index); // the current device is a thread's
+        for (int turn = 0; e == cudaSuccess && (i = atomic_fetch_add(&next, 1)) < n; turn ^= 1) {
+            const size_t at = (size_t)i * SLICE, some = bytes - at < SLICE ? bytes - at : SLICE;
+            e = send_slice(b, 2 * omp_get_thread_num() + turn, to + at, from + at, some);
+        }
+        if (e != cudaSuccess) atomic_store(&failed, (int)e);
     }
+    H3_CUDA_TRY((cudaError_t)atomic_load(&failed));
+    return H3_OK;
 }
 
 h3_status h3_cuda_upload(h3_dev *d, void *dst, const void *src, size_t bytes)
@@ -169,15 +195,7 @@ h3_status h3_cuda_upload(h3_dev *d, void *dst, const void *src, size_t bytes)
         H3_CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, b->stream));
         return H3_OK;
     }
-    H3_TRY(open_pinned(b));
-    for (size_t at = 0, half = 0; at < bytes; at += PINNED_HALF, half ^= 1) {
-        const size_t n = bytes - at < PINNED_HALF ? bytes - at : PINNED_HALF;
-        H3_CUDA_TRY(cudaEventSynchronize(b->pinned_free[half]));
-        copy_wide(b->pinned[half], (const unsigned char *)src + at, n, d->n_threads);
-        H3_CUDA_TRY(cudaMemcpyAsync((unsigned char *)dst + at, b->pinned[half], n,
-                                    cudaMemcpyHostToDevice, b->stream));
-        H3_CUDA_TRY(cudaEventRecord(b->pinned_free[half], b->stream));
-    }
+    H3_TRY(upload_wide(d, dst, src, bytes));
     b->uploaded += bytes;
     return H3_OK;
 }
@@ -299,9 +317,9 @@ static void cuda_close(h3_dev *d)
     h3_lt_close(d);
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         h3_cuda_dealloc(d, buffers[i]->p);
-    for (int i = 0; i < 2; i++) {
-        if (b->pinned[i]) cudaFreeHost(b->pinned[i]);
-        if (b->pinned_free[i]) cudaEventDestroy(b->pinned_free[i]);
+    for (int i = 0; i < 2 * H3_CUDA_LANES; i++) {
+        if (b->stage[i]) cudaFreeHost(b->stage[i]);
+        if (b->stage_free[i]) cudaEventDestroy(b->stage_free[i]);
     }
     if (b->flag) cudaFreeHost(b->flag);
     if (b->stream) cudaStreamDestroy(b->stream);

@@ -168,10 +168,14 @@ static h3_status cuda_scale_add_norm(h3_dev *d, h3_tensor y, h3_tensor x, h3_ten
 {
     cudaStream_t stream = d->backend->stream;
     const h3_rows vy = VIEW(y), vx = VIEW(x), vh = VIEW(h);
+    const bool fits = h3_k_scale_add_norm_fits(vy, vx, vh, floats(s), floats(g));
+    h3_rows8 r;
 
     H3_TRY(begin(d));
-    if (h3_k_scale_add_norm_fits(vy, vx, vh, floats(s), floats(g))) {
-        H3_LAUNCH(d, h3_k_scale_add_norm(stream, vy, vx, vh, floats(s), floats(g), eps));
+    H3_TRY(offer(d, y, fits, &r));
+    if (fits) {
+        H3_LAUNCH(d, h3_k_scale_add_norm(stream, vy, vx, vh, floats(s), floats(g), eps, r.data,
+                                         r.scales.p, r.ld));
         return H3_OK;
     }
     H3_LAUNCH(d, h3_k_scale_add(stream, vx, vh, floats(s)));

@@ -40,6 +40,9 @@ struct residual_args {
     h3_rows y, x, h;
     const float *s, *g;
     float eps;
+    void *q; // where y goes in e4m3 instead, or NULL
+    float *qs;
+    int64_t ldq;
 };
 
 /* Rows of at most 256 N numbers. T is the type of h and y. */
@@ -77,6 +80,7 @@ static __global__ void residual_kernel(const __grid_constant__ residual_args a)
         }
     }
     const float inv = 1.0f / sqrtf(warp_sum(ss) / (float)C + a.eps);
+    float top = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int c = (i * 32 + lane) * 8;
@@ -86,7 +90,29 @@ static __global__ void residual_kernel(const __grid_constant__ residual_args a)
 #pragma unroll
             for (int k = 0; k < 8; k++)
                 u[i][k] = u[i][k] * inv * g[k];
-            __stcg((uint4 *)((unsigned short *)a.y.p + yo + c), narrow<T>(u[i]));
+            const uint4 w = narrow<T>(u[i]);
+            if (!a.q) {
+                __stcg((uint4 *)((unsigned short *)a.y.p + yo + c), w);
+                continue;
+            }
+            widen<T>(w, u[i]);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                top = fmaxf(top, fabsf(u[i][k]));
+        }
+    }
+    if (!a.q) return;
+    top = warp_max(top); // and h was read by all, which may be where the row goes
+    const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
+    if (lane == 0) a.qs[r] = scale;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int c = (i * 32 + lane) * 8;
+        if (c < C) {
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                u[i][k] *= over;
+            store_e4m3<8>(a.q, r * a.ldq + c, u[i]);
         }
     }
 }
@@ -100,9 +126,10 @@ extern "C" bool h3_k_scale_add_norm_fits(h3_rows y, h3_rows x, h3_rows h, const 
 }
 
 extern "C" cudaError_t h3_k_scale_add_norm(cudaStream_t stream, h3_rows y, h3_rows x, h3_rows h,
-                                           const float *s, const float *g, float eps)
+                                           const float *s, const float *g, float eps, void *q,
+                                           float *qs, int64_t ldq)
 {
-    const residual_args a = {y, x, h, s, g, eps};
+    const residual_args a = {y, x, h, s, g, eps, q, qs, ldq};
     const unsigned blocks = (unsigned)div_up(x.rows, 8);
     if (x.rows == 0) return cudaSuccess;
     if (h.dtype == K_BF16)
