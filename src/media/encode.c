@@ -148,6 +148,23 @@ static int64_t bits_per_second(const h3_mux_opt *o)
     return b < 200000 ? 200000 : b > 80000000 ? 80000000 : b;
 }
 
+/* With AVX-512 x264 (0.164 at least) reads lanes beyond the picture where it follows blocks through
+ * time (mbtree): unless the width is a multiple of 256, what happens to lie in memory decides about
+ * bits, and equal requests would not be equal files. AVX2 and below do not. A processor with
+ * AVX-512 has all of these. */
+static void keep_to_avx2(AVCodecContext *c)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f"))
+        av_opt_set(c->priv_data, "x264-params",
+                   "asm=MMX2,SSE,SSE2,SSE2Fast,LZCNT,SSE3,SSSE3,SSE4.1,SSE4.2,AVX,FMA3,BMI1,BMI2,"
+                   "AVX2",
+                   0);
+#else
+    (void)c;
+#endif
+}
+
 static h3_status set_quality(h3_mux *m, AVCodecContext *c)
 {
     const h3_mux_opt *o = &m->opt;
@@ -162,6 +179,7 @@ static h3_status set_quality(h3_mux *m, AVCodecContext *c)
         av_opt_set(c->priv_data, "preset", preset, 0) < 0 ||
         av_opt_set_int(c->priv_data, "crf", o->crf, 0) < 0)
         return h3_fail(H3_E_ARG, "libx264 refuses preset \"%s\" or crf %d", preset, o->crf);
+    keep_to_avx2(c);
     return H3_OK;
 }
 

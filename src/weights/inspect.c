@@ -303,6 +303,21 @@ static h3_status inspect_folder(json_t **out, const char *path, const h3_ckpt_op
     return H3_OK;
 }
 
+/* Does a folder hold several parts of a model, one of which could stand for it? */
+static bool is_collection(const char *path)
+{
+    h3_parts p;
+    int n = 0;
+
+    if (h3_parts_find(&p, path) != H3_OK) return false;
+    const char *const found[] = {p.dit,          p.dit_ref,   p.dit_any,
+                                 p.text_encoder, p.video_vae, p.audio_vae};
+    for (size_t i = 0; i < sizeof found / sizeof *found; i++)
+        n += found[i] != NULL;
+    h3_parts_free(&p);
+    return n > 1;
+}
+
 h3_status h3_inspect_path(json_t **out, const char *path, const h3_ckpt_opts *opts, bool verbose)
 {
     char *file = NULL;
@@ -312,7 +327,8 @@ h3_status h3_inspect_path(json_t **out, const char *path, const h3_ckpt_opts *op
     if (!h3_path_is_dir(path)) return inspect_file(out, path, opts, verbose);
     if (h3_manifest_locate(&file, path) == H3_OK) {
         free(file);
-        return inspect_file(out, path, opts, verbose);
+        return is_collection(path) ? inspect_folder(out, path, opts)
+                                   : inspect_file(out, path, opts, verbose);
     }
     return inspect_folder(out, path, opts);
 }

@@ -136,6 +136,8 @@ static h3_status group_keys(job *j)
                 return bad(j, e->name, "DoRA adapters are not supported");
             if (strstr(e->name, ".hada_") || strstr(e->name, ".lokr_"))
                 return bad(j, e->name, "LoHa and LoKr adapters are not supported");
+            if (strstr(e->name, ".lora_mid.")) // between A and B: without it the product is another
+                return bad(j, e->name, "adapters with a middle factor are not supported");
         }
         H3_TRY(get_module(j, e->name, n, &mod));
         if (factor == FACTOR_NONE) continue; // listed as unmatched

@@ -105,9 +105,17 @@ static void note(h3_parts *p, const char *fmt, const char *a, const char *b)
     p->notes = longer;
 }
 
-static int by_text(const void *a, const void *b)
+/* By folder, in a folder indexes first (a merged copy may lie beside them), then by name. */
+static int by_place(const void *pa, const void *pb)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    const char *a = *(char *const *)pa, *b = *(char *const *)pb;
+    const char *slash_a = strrchr(a, '/'), *slash_b = strrchr(b, '/');
+    const size_t na = slash_a ? (size_t)(slash_a - a) : 0, nb = slash_b ? (size_t)(slash_b - b) : 0;
+    const int c = memcmp(a, b, na < nb ? na : nb);
+    const bool ia = ends(a, ".index.json"), ib = ends(b, ".index.json");
+
+    if (c || na != nb) return c ? c : na < nb ? -1 : 1;
+    return ia != ib ? ib - ia : strcmp(a, b);
 }
 
 static void add_file(walk *w, char *path)
@@ -122,26 +130,47 @@ static void add_file(walk *w, char *path)
     w->file[w->n++] = path;
 }
 
-/* An index in a folder makes the other safetensors there its shards. */
-static bool has_index(const char *dir)
+/* Adds the shards that an index names to a set. One that cannot be read may mean any file. */
+static void add_shards(json_t *set, bool *is_any, const char *path)
 {
+    json_t *index = NULL, *shard;
+    const char *tensor;
+
+    if (h3_json_load(&index, path) != H3_OK) *is_any = true;
+    json_object_foreach(json_object_get(index, "weight_map"), tensor, shard)
+    {
+        if (json_is_string(shard)) json_object_set_new(set, json_string_value(shard), json_true());
+    }
+    json_decref(index);
+}
+
+/* The files of a folder that are parts of others: the shards of its indexes. Single files may lie
+ * beside them. */
+static json_t *shards_in(const char *dir, bool *is_any)
+{
+    json_t *set = json_object();
     DIR *d = opendir(dir);
     const struct dirent *e;
-    bool found = false;
 
-    while (d && (e = readdir(d)))
-        found |= ends(e->d_name, ".safetensors.index.json");
+    *is_any = false;
+    while (d && (e = readdir(d))) {
+        char *path;
+        if (e->d_name[0] == '.' || !ends(e->d_name, ".safetensors.index.json")) continue;
+        path = h3_path_join(dir, e->d_name);
+        add_shards(set, is_any, path);
+        free(path);
+    }
     if (d) closedir(d);
-    return found;
+    return set;
 }
 
 /* What a file of a folder is to us: takes `path`. */
-static void see_file(walk *w, const char *dir, char *path, bool is_indexed)
+static void see_file(walk *w, const char *dir, char *path, bool is_shard)
 {
     const char *slash = strrchr(path, '/');
 
     if (ends(path, ".safetensors.index.json") || ends(path, ".gguf") ||
-        (ends(path, ".safetensors") && !is_indexed)) {
+        (ends(path, ".safetensors") && !is_shard)) {
         add_file(w, path);
         return;
     }
@@ -185,7 +214,8 @@ static void visit_builtin(walk *w, const char *folder)
 
 static void visit(walk *w, const char *dir, int depth)
 {
-    const bool is_indexed = has_index(dir);
+    bool is_any;
+    json_t *shards = shards_in(dir, &is_any);
     DIR *d = opendir(dir);
     const struct dirent *e;
 
@@ -197,10 +227,11 @@ static void visit(walk *w, const char *dir, int depth)
             if (depth < MAX_DEPTH && w->n_folders++ < MAX_FOLDERS) visit(w, path, depth + 1);
             free(path);
         } else {
-            see_file(w, dir, path, is_indexed);
+            see_file(w, dir, path, is_any || json_object_get(shards, e->d_name));
         }
     }
     if (d) closedir(d);
+    json_decref(shards);
 }
 
 /* ---- sorting into places ---- */
@@ -286,7 +317,7 @@ h3_status h3_parts_find(h3_parts *out, const char *folder)
         visit(&w, folder, 0);
     if (w.n_folders > MAX_FOLDERS)
         note(out, "%s: only some of its folders were searched%s", folder, "");
-    if (w.n) qsort(w.file, w.n, sizeof *w.file, by_text);
+    if (w.n) qsort(w.file, w.n, sizeof *w.file, by_place);
     for (size_t i = 0; i < w.n; i++) {
         sort_file(out, w.file[i]);
         free(w.file[i]);

@@ -80,6 +80,8 @@ succeeds "only frames" generate -p x $small --frames-dir fr2 --frames-format ppm
 check "22 ppm" "$(ls fr2/*.ppm | wc -l)" 22
 succeeds "keep latents" generate -p "a red circle" $small --save-latents --latents l.safetensors -o f.mp4
 succeeds "decode" decode l.safetensors -q -o g.mp4
+for p in 1 85 170; do MALLOC_PERTURB_=$p "$h3av" decode l.safetensors -q -o "p$p.mp4" >out 2>err; done
+check "what lies in fresh memory decides nothing" "$(cmp p1.mp4 p85.mp4 && cmp p1.mp4 p170.mp4 && echo same)" same
 check "decoding saved latents gives the same file" "$(cmp f.mp4 g.mp4 && echo same)" same
 
 # ---- checkpoints
@@ -138,6 +140,18 @@ succeeds "a folder of converted files runs" generate -p x $small -m parts -o cv.
 refuses "a GGUF named safetensors" 2 "GGUF" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 -o refused.safetensors
 refuses "safetensors named GGUF" 2 "safetensors" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o refused.gguf
 refuses "fewer layers of a transformer" 2 "encoder" convert "$data/tiny-h3/original/FL2VA/transformer" --layers 1 -o refused
+mkdir flat && cp "$data"/tiny-h3/original/FL2VA/transformer/* "$data"/tiny-h3/original/FL2VA/tokenizer/* flat && chmod -R u+w flat
+for part in text_encoder video_vae audio_vae; do
+    succeeds "flat $part" convert "$data/tiny-h3/original/FL2VA/$part" -o "flat/a_$part.safetensors"
+done
+succeeds "flat transformer, merged" convert flat/model.safetensors.index.json -o flat/a_transformer.safetensors
+succeeds "single files beside shards" generate -p x $small -m flat -o flat.mp4
+check "single files beside shards: same file" "$(cmp c.mp4 flat.mp4 && echo same)" same
+succeeds "inspect single files beside shards" inspect flat --json
+check "every part is named, shards before a merged copy" "$(python3 -c '
+import json
+o = json.load(open("out")); print(o["role"], o["parts"]["dit"]["path"], len(o["parts"]), [m["part"] for m in o["missing"]])')" \
+    "model flat 5 ['dit_ref']"
 refuses "layout unknown" 2 "own|original|diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --layout mine -o refused.mp4
 refuses "Q8_0 in another layout" 2 "diffusers" convert "$data/tiny-h3/original/FL2VA/transformer" --to q8_0 --layout diffusers -o refused.mp4
 succeeds "bench" bench --tiny --repeat 1
