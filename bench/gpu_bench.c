@@ -5,6 +5,7 @@
  *
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load,real]
  *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R] [--ranks N]
+ *                  [--file DIT]
  *                  [--pieces B,C:B,C:...]
  *
  * --model DIR, under fp8: how far one forward of that model's DiT is from the same in bf16, at the
@@ -45,7 +46,7 @@ enum { ENC_W = 5120, ENC_Q = 64, ENC_K = 8, ENC_D = 128, ENC_F = 25600, ENC_VOCA
 enum { INNER = HEADS * HEAD };
 
 typedef struct options {
-    const char *math, *what, *model, *pieces;
+    const char *math, *what, *model, *pieces, *file;
     int64_t rows[8], tiles[8];
     int n_rows, n_tiles, layers, repeat, ranks;
 } options;
@@ -1171,8 +1172,9 @@ static double status_gib(const char *field)
     return kib / 1048576;
 }
 
-/* The whole denoiser, all layers, from a file with the released names and shapes and random numbers
- * to the device, the way a run takes. The file lies in TMPDIR: 61.7 GB for 50 layers. */
+/* The whole denoiser from a file to the device, the way a run takes: --file names one (h3av synth
+ * writes any published form), else one with the released names and shapes and random numbers is
+ * written to TMPDIR: 66.3 GB for 50 layers. */
 static void bench_real(void)
 {
     const char *tmp = getenv("TMPDIR");
@@ -1182,10 +1184,13 @@ static void bench_real(void)
     char path[256];
     double t[3];
 
-    snprintf(path, sizeof path, "%s/h3av-gpu-bench-real-%d.safetensors", tmp ? tmp : "/tmp",
-             (int)getpid());
+    if (o.file)
+        snprintf(path, sizeof path, "%s", o.file);
+    else
+        snprintf(path, sizeof path, "%s/h3av-gpu-bench-real-%d.safetensors", tmp ? tmp : "/tmp",
+                 (int)getpid());
     t[0] = now();
-    if (h3_synth_write(path, H3_ROLE_DIT, &so) != H3_OK) {
+    if (!o.file && h3_synth_write(path, H3_ROLE_DIT, &so) != H3_OK) {
         unlink(path);
         MUST(H3_E_IO);
     }
@@ -1199,12 +1204,12 @@ static void bench_real(void)
     const uint64_t before = d->backend->uploaded;
     t[1] = now();
     const h3_status st = h3_ckpt_open(&ck, path, H3_ROLE_DIT, NULL);
-    unlink(path); // the map keeps the bytes
+    if (!o.file) unlink(path); // the map keeps the bytes
     MUST(st);
     MUST(h3_dit_open(&m, ck, d));
     t[1] = now() - t[1];
     t[2] = now();
-    for (int i = 0; i <= o.layers + 1; i++) {
+    for (int i = 0; i <= m->dims.n_layers + 1; i++) {
         MUST(h3_store_acquire(m->store, i));
         h3_store_release(m->store, i);
     }
@@ -1243,6 +1248,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--layers") == 0) o.layers = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--repeat") == 0) o.repeat = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--pieces") == 0) o.pieces = argv[i + 1];
+        if (strcmp(argv[i], "--file") == 0) o.file = argv[i + 1];
         if (strcmp(argv[i], "--ranks") == 0) o.ranks = atoi(argv[i + 1]);
     }
     const h3_dev_opts opts = {.math = o.math};

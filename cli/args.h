@@ -26,7 +26,8 @@ typedef enum command {
     CMD_HELP = 1 << 8,
     CMD_VERSION = 1 << 9,
     CMD_CONVERT = 1 << 10,
-    CMD_SERVE = 1 << 11
+    CMD_SERVE = 1 << 11,
+    CMD_SYNTH = 1 << 12
 } command;
 
 typedef struct cli {

@@ -333,6 +333,25 @@ static int run_convert(cli *c)
     return st == H3_OK ? 0 : failed(c, st);
 }
 
+static int run_synth(cli *c)
+{
+    char *text = NULL;
+    h3_status st;
+
+    if (strcmp(c->arg[0], "list") == 0) {
+        st = h3_synth_list(c->bench.layers, &text);
+        if (st == H3_OK) fputs(text, stdout);
+        h3_string_free(text);
+        return st == H3_OK ? 0 : failed(c, st);
+    }
+    if (!c->output) {
+        fprintf(stderr, "h3av: synth needs --output FILE\n");
+        return 2;
+    }
+    st = h3_synth(c->arg[0], c->bench.layers, c->rq.seed, c->output);
+    return st == H3_OK ? 0 : failed(c, st);
+}
+
 static int run_mux(cli *c)
 {
     h3_status st;
@@ -377,6 +396,8 @@ static int run(cli *c)
         return run_dump(c);
     case CMD_CONVERT:
         return run_convert(c);
+    case CMD_SYNTH:
+        return run_synth(c);
     case CMD_MUX:
         return run_mux(c);
     case CMD_INSPECT:

@@ -275,6 +275,13 @@ H3_API h3_status h3_dump(const char *path, const char *name, const h3_file_opts 
 /** Writes a part of a model in another form, one tensor at a time. `opts` may be NULL. */
 H3_API h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char *out_path);
 
+/** Random weights in a published form ("dit_original_bf16"): its names, types and shapes, `layers` of
+ *  its blocks (0: all), to try loaders and speed without the released files. The disk is looked at
+ *  first; the file appears when it is complete. */
+H3_API h3_status h3_synth(const char *form, int layers, uint64_t seed, const char *out_path);
+/** The forms that h3_synth knows and their sizes, one a line. Free with h3_string_free. */
+H3_API h3_status h3_synth_list(int layers, char **text);
+
 /** What a picture, clip or sound is, from its headers: kind ("image", "video", "audio"), format,
  *  codecs, width, height, fps, duration, frames, has_audio, channels, sample_rate, audio_duration.
  *  Needs no engine; safe from any thread. */

@@ -35,23 +35,46 @@ static uint64_t at(uint64_t state, int64_t i)
     return z ^ z >> 31;
 }
 
+void h3_synth_fill(void *out, h3_dtype t, int64_t n, float mean, float spread, uint64_t *state)
+{
+    const uint64_t from = *state;
+
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) if (n > BY_ONE)
+#endif
+    for (int64_t i = 0; i < n; i++) {
+        const float u = (float)(at(from, i) >> 40) * 0x1p-23f - 1.0f, v = mean + u * spread;
+        if (t == H3_F32)
+            ((float *)out)[i] = v;
+        else
+            ((uint16_t *)out)[i] = t == H3_BF16 ? h3_f32_to_bf16(v) : h3_f32_to_f16(v);
+    }
+    *state += (uint64_t)n * gap;
+}
+
+void h3_synth_bytes(unsigned char *out, size_t n, uint64_t *state)
+{
+    const uint64_t from = *state;
+    const int64_t words = (int64_t)(n / 8);
+
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) if (words > BY_ONE)
+#endif
+    for (int64_t i = 0; i < words; i++) {
+        const uint64_t v = at(from, i);
+        memcpy(out + 8 * i, &v, 8);
+    }
+    const uint64_t last = at(from, words);
+    memcpy(out + 8 * words, &last, n % 8);
+    *state += (uint64_t)(words + 1) * gap;
+}
+
 /* n numbers mean + uniform(-1, 1) * spread. */
 static void fill(sheet *s, h3_dtype t, int64_t n, float mean, float spread)
 {
     while (n > 0 && s->st == H3_OK) {
         const int64_t m = n < BLOCK ? n : BLOCK;
-        const uint64_t state = s->state;
-#ifdef _OPENMP
-#pragma omp parallel for schedule(static) if (m > BY_ONE)
-#endif
-        for (int64_t i = 0; i < m; i++) {
-            const float u = (float)(at(state, i) >> 40) * 0x1p-23f - 1.0f, v = mean + u * spread;
-            if (t == H3_BF16)
-                s->buf[i] = h3_f32_to_bf16(v);
-            else
-                ((float *)(void *)s->buf)[i] = v;
-        }
-        s->state += (uint64_t)m * gap;
+        h3_synth_fill(s->buf, t, m, mean, spread, &s->state);
         s->st = h3_writer_put(s->w, s->buf, (size_t)m * h3_dtype_bytes(t));
         n -= m;
     }

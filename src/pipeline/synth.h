@@ -19,4 +19,19 @@ typedef struct h3_synth_opts {
  *  audio VAE decoders f32). */
 H3_NODISCARD h3_status h3_synth_write(const char *path, h3_role role, const h3_synth_opts *o);
 
+/** n numbers mean + uniform(-1, 1) * spread of type F32, BF16 or F16, and n random bytes; `state`
+ *  goes on. */
+void h3_synth_fill(void *out, h3_dtype t, int64_t n, float mean, float spread, uint64_t *state);
+void h3_synth_bytes(unsigned char *out, size_t n, uint64_t *state);
+
+/**
+ * Writes a file of a published form, `layers` and `seed` of `o` heeded: names, types and shapes are
+ * those of the form. *bytes (may be NULL) is what the tensors take; `path` NULL: only that. Fails
+ * before anything is written when the disk has no room.
+ */
+H3_NODISCARD h3_status h3_synth_form(const char *path, const char *form, const h3_synth_opts *o,
+                                     size_t *bytes);
+/** Names of the forms ("dit_original_bf16"); NULL behind the last. */
+const char *h3_synth_form_name(size_t i);
+
 #endif

@@ -25,8 +25,9 @@ enum {
 typedef struct planned {
     char *name;
     uint32_t type;
-    int rank;
-    int64_t ne[8];
+    int rank, n_orig;
+    int64_t ne[8],
+        orig[8]; ///< extents, and those it is told to have had before; n_orig 0: the same
     size_t offset, bytes;
 } planned;
 
@@ -68,6 +69,17 @@ h3_status h3_gguf_meta(h3_gguf_writer *w, const char *key, const char *value)
 h3_status h3_gguf_declare(h3_gguf_writer *w, const char *name, uint8_t type, int rank,
                           const int64_t *ne)
 {
+    const uint32_t as = type == H3_F32    ? GGML_F32
+                        : type == H3_BF16 ? GGML_BF16
+                        : type == H3_F16  ? GGML_F16
+                                          : GGML_Q8_0;
+
+    return h3_gguf_declare_as(w, name, as, rank, ne, 0, NULL);
+}
+
+h3_status h3_gguf_declare_as(h3_gguf_writer *w, const char *name, uint32_t type, int rank,
+                             const int64_t *ne, int n_orig, const int64_t *orig)
+{
     planned *p;
     size_t n = 1;
 
@@ -80,11 +92,10 @@ h3_status h3_gguf_declare(h3_gguf_writer *w, const char *name, uint8_t type, int
     }
     p = &w->t[w->n];
     memset(p, 0, sizeof *p);
-    p->type = type == H3_F32    ? GGML_F32
-              : type == H3_BF16 ? GGML_BF16
-              : type == H3_F16  ? GGML_F16
-                                : GGML_Q8_0;
+    p->type = type;
     p->rank = rank;
+    p->n_orig = n_orig;
+    if (n_orig) memcpy(p->orig, orig, (size_t)n_orig * sizeof *orig);
     for (int i = 0; i < rank; i++) {
         p->ne[i] = ne[i];
         if (!h3_mul_size(n, (size_t)ne[i], &n))
@@ -144,7 +155,7 @@ static h3_status put_header(h3_gguf_writer *w)
     uint64_t n_kv = 1 + w->n_texts;
 
     for (size_t i = 0; i < w->n; i++)
-        n_kv += w->t[i].rank > 4;
+        n_kv += w->t[i].rank > 4 || w->t[i].n_orig > 0;
     H3_TRY(put(w, "GGUF", 4));
     H3_TRY(put_int(w, 3, 4));
     H3_TRY(put_int(w, w->n, 8));
@@ -161,16 +172,17 @@ static h3_status put_header(h3_gguf_writer *w)
         const planned *p = &w->t[i];
         char *key;
         h3_status st;
-        if (p->rank <= 4) continue;
+        const int n_orig = p->n_orig ? p->n_orig : p->rank;
+        if (p->rank <= 4 && !p->n_orig) continue;
         key = h3_strdupf("comfy.gguf.orig_shape.%s", p->name);
         st = put_string(w, key);
         free(key);
         H3_TRY(st);
         H3_TRY(put_int(w, T_ARRAY, 4));
         H3_TRY(put_int(w, T_I32, 4));
-        H3_TRY(put_int(w, (uint64_t)p->rank, 8));
-        for (int k = 0; k < p->rank; k++)
-            H3_TRY(put_int(w, (uint64_t)p->ne[k], 4));
+        H3_TRY(put_int(w, (uint64_t)n_orig, 8));
+        for (int k = 0; k < n_orig; k++)
+            H3_TRY(put_int(w, (uint64_t)(p->n_orig ? p->orig : p->ne)[k], 4));
     }
     for (size_t i = 0; i < w->n; i++) {
         int64_t ne[4];

@@ -16,6 +16,11 @@ H3_NODISCARD h3_status h3_gguf_meta(h3_gguf_writer *w, const char *key, const ch
  * axis and told by comfy.gguf.orig_shape. */
 H3_NODISCARD h3_status h3_gguf_declare(h3_gguf_writer *w, const char *name, uint8_t type, int rank,
                                        const int64_t *ne);
+/** The same with any ggml type, and extents (n_orig of them) that it is told to have had before they
+ *  were folded into these. */
+H3_NODISCARD h3_status h3_gguf_declare_as(h3_gguf_writer *w, const char *name, uint32_t type,
+                                          int rank, const int64_t *ne, int n_orig,
+                                          const int64_t *orig);
 H3_NODISCARD h3_status h3_gguf_begin(h3_gguf_writer *w);
 /** The next bytes of the current tensor; padding between tensors is added here. */
 H3_NODISCARD h3_status h3_gguf_put(h3_gguf_writer *w, const void *data, size_t bytes);

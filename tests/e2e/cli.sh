@@ -173,6 +173,38 @@ print(l["files"] > 0, 0 < l["matrices"] == l["direct"] + l["converted"], l["host
 succeeds "help" help
 for c in generate plan decode mux inspect tokenize dump bench convert; do succeeds "help of $c" $c --help; done
 
+# ---- random weights in published forms
+succeeds "synth list" synth list
+check "sizes of the published forms" "$(python3 - "$data/formats/manifests" <<'PY'
+import os, re, sys
+want = {}
+for f in os.listdir(sys.argv[1]):
+    total = 0
+    for line in open(os.path.join(sys.argv[1], f)):
+        if line[0] == "#":
+            continue
+        name, _, _, size = line.split("\t")[:4]
+        m = re.search(r"\{(.*?)\}", name)
+        parts = [p.split("-") for p in m.group(1).split(",")] if m else [["0"]]
+        total += int(size) * sum(int(p[-1]) - int(p[0]) + 1 for p in parts)
+    want[f[:-4]] = f"{total * 1e-9:.3f}"
+got = {l.split()[0]: l.split()[1] for l in open("out")}
+print(got == want and len(got) > 30)
+PY
+)" True
+succeeds "synth" synth lora_native_inferred --layers 1 --seed 7 -o random.safetensors
+succeeds "the same seed" synth lora_native_inferred --layers 1 --seed 7 -o again.safetensors
+succeeds "another seed" synth lora_native_inferred --layers 1 --seed 8 -o other.safetensors
+check "seeds" "$(cmp -s random.safetensors again.safetensors && ! cmp -s random.safetensors other.safetensors && echo yes)" yes
+succeeds "a form's file is one of its kind" inspect random.safetensors
+rm -f random.safetensors again.safetensors other.safetensors
+refuses "a form unknown" 2 "not known" synth dit_nonsense -o refused.safetensors
+refuses "no file" 2 "needs --output" synth dit_comfy_bf16
+if [ "$(df -P -k . | awk 'NR == 2 { print $4 }')" -lt 60000000 ]; then
+    refuses "no room on the disk" 3 "GB are needed" synth te_original_bf16 -o refused.safetensors
+fi
+check "nothing is left of what was refused" "$(ls -A | grep -c refused)" 0
+
 # ---- requests that cannot be
 refuses "empty prompt" 2 "prompt is empty" generate -p "" -o refused.mp4
 refuses "no prompt" 2 "prompt is empty" generate -o refused.mp4
