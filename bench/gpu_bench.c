@@ -1003,6 +1003,57 @@ static void decode(h3_video_vae *v, const char *name, int64_t t, int64_t h, int6
     free(z);
 }
 
+typedef struct kept_frames {
+    float *p;
+    int64_t n;
+} kept_frames;
+
+static h3_status keep_frames(void *user, int64_t first, h3_tensor f)
+{
+    kept_frames *k = user;
+    const int64_t each = f.ne[1] * f.ne[2] * f.ne[3];
+
+    (void)first;
+    k->p = realloc(k->p, (size_t)(k->n + 3 * each) * sizeof *k->p);
+    for (int c = 0; c < 3; c++, k->n += each)
+        memcpy(k->p + k->n, (const float *)f.data + c * f.st[0], (size_t)each * sizeof *k->p);
+    return H3_OK;
+}
+
+/* How far a tile under this math is from f32, in pixels of 0 to 1 (deviations of the picture's own
+ * normalisation are taken as 0.225). */
+static void vae_error(h3_video_vae *v, int64_t side)
+{
+    const int64_t ne[4] = {24, 7, side, side}, n = 24 * 7 * side * side;
+    float *z = malloc((size_t)n * sizeof *z);
+    kept_frames kept[2] = {{0}};
+    double e = 0, sum = 0, worst = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        z[i] = (float)(i % 11 - 5) * 0.2f;
+    h3_dev_scratch_drop(d);
+    for (int k = 0; k < 2; k++) {
+        const h3_video_decode_opts opts = {.act = k ? H3_BF16 : H3_F32, .is_float = true};
+        MUST(h3_video_vae_decode(d, v, h3_host_tensor(z, H3_F32, 4, ne), &opts, keep_frames,
+                                 &kept[k]));
+    }
+    for (int64_t i = 0; i < kept[0].n; i++) {
+        const double a = kept[0].p[i], x = (double)kept[1].p[i] - a;
+        e += x * x;
+        sum += a * a;
+        if (fabs(x) > worst) worst = fabs(x);
+    }
+    e = sqrt(e / (double)kept[0].n);
+    sum = sqrt(sum / (double)kept[0].n);
+    printf("{\"what\": \"vae_error\", \"math\": \"%s\", \"rms\": %.5f, \"of_rms\": %.5f, ", o.math,
+           e, e / sum);
+    printf("\"worst\": %.4f, \"psnr_db\": %.2f}\n", worst, -20 * log10(0.225 * e + 1e-12));
+    fflush(stdout);
+    free(kept[0].p);
+    free(kept[1].p);
+    free(z);
+}
+
 static void bench_vae(bool has_clip)
 {
     enum { SIDE = IS_TINY ? 3 : 16 }; // latent cells of a tile
@@ -1034,6 +1085,7 @@ static void bench_vae(bool has_clip)
                    act == H3_F32 ? 1 : o.repeat);
         }
     }
+    vae_error(v, SIDE);
     if (has_clip)
         for (int i = 0; i < o.n_tiles; i++)
             decode(v, "vae_clip_832x480x124", 37, 30, 52, (int)o.tiles[i], H3_BF16, 1);

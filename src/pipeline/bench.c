@@ -560,7 +560,7 @@ static h3_status bench_vae(bench *b)
 {
     const int64_t ne[4] = {24, 7, 16, 16};
     const int layers = b->o->layers ? b->o->layers : 1;
-    const h3_video_decode_opts opts = {.act = H3_F32};
+    h3_video_decode_opts opts = {.act = H3_F32};
     h3_checkpoint *ck = NULL;
     h3_video_vae *v = NULL;
     float *z = NULL;
@@ -573,6 +573,7 @@ static h3_status bench_vae(bench *b)
     if (st == H3_OK) st = h3_video_vae_open(&v, b->e->dev, ck, H3_VIDEO_VAE_DECODER);
     if (st == H3_OK && !(z = calloc(24 * 7 * 16 * 16, sizeof *z)))
         st = h3_fail(H3_E_NOMEM, "no memory for a benchmark");
+    if (st == H3_OK) opts = h3_engine_decode_opts(b->e, b->e->dev, v, ne[1], ne[2], ne[3]);
     if (st == H3_OK)
         st = h3_video_vae_decode_bytes(b->e->dev, v, ne[1], ne[2], ne[3], &opts, &bytes);
     if (st == H3_OK) st = h3_dev_scratch(b->e->dev, bytes);

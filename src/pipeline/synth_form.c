@@ -216,6 +216,8 @@ static void range_of(const form_file *f, const tensor_row *r, float *mean, float
     else if (ends(n, "_scale") || ends(n, "scale_weight") || ends(n, "_s_channel") ||
              ends(n, "_correction"))
         *mean = strstr(f->name, "int8") || strstr(f->name, "w4a8") ? 1e-4f : 0.013f, *spread = 0;
+    else if (ends(n, "_codebook"))
+        *spread = 60; // times s_rel it is a number of 8 bits
     else if (ends(n, "inv_freq"))
         *mean = 0.5f, *spread = 0.4f;
     else if (strstr(n, "norm") && r->rank <= 1 && ends(n, "weight"))

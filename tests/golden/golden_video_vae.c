@@ -97,6 +97,7 @@ static h3_status decode(env *e, h3_tensor z, h3_video_decode_opts o, video *out)
                    .h = z.ne[3] * g->ratio,
                    .w = z.ne[4] * g->ratio,
                    .in_order = true};
+    if (e->d->mem == H3_DEVICE) o.tiles_in_flight = 3; // as in a request
     const size_t n = (size_t)(3 * out->frames * out->h * out->w);
     out->rgb = o.is_float ? malloc((n + 1) * sizeof *out->rgb) : NULL;
     out->bytes = o.is_float ? NULL : malloc(n + 1);
