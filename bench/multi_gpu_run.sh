@@ -1,17 +1,22 @@
 #!/bin/bash
-# Sequence parallelism on the GPUs of this host, in one command: build, ranks against one rank, a DiT step on 1,
-# 2, 4, ... GPUs, and the table.
-#   bench/multi_gpu_run.sh [RESULTS-FOLDER]        default bench/results
-#   LAYERS=50  ROWS=14972,39614  REPEAT=2  BUILD=build/multi-gpu   change what is run
-# Every GPU count writes RESULTS/multi_gpu_<n>.json (h3av bench). Goals: 1.85 times on 2 GPUs, 3.5 on 4.
+# Sequence parallelism on the GPUs of this host, in one command: build, goldens and checks on several ranks, a DiT
+# step of exactly 14,972 and 39,614 rows and a clip of the video decoder on 1, 2, 4, ... GPUs, and the table.
+#   bench/multi_gpu_run.sh [FILE]              default bench/results/multi_gpu_<next number>.jsonl
+#   BIN=folder   programs that are built already (h3av-ranks, h3av-golden-dit, h3av-gpu-bench)
+#   LAYERS=50  ROWS=14972,39614  REPEAT=4  GPUS="1 2"  LIMIT=120 (seconds a program)  BUILD=build/multi-gpu
+# All layers share one set of weights, so few of them say as much as fifty: s_50_layers is the step times 50 / LAYERS.
+# Goals: 1.85 times on 2 GPUs, 3.5 on 4.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
-out=${1:-$root/bench/results}
 build=${BUILD:-$root/build/multi-gpu}
-layers=${LAYERS:-50} rows=${ROWS:-14972,39614} repeat=${REPEAT:-2}
+layers=${LAYERS:-50} rows=${ROWS:-14972,39614} repeat=${REPEAT:-4} limit=${LIMIT:-120}
+n=1
+while [ -e "$root/bench/results/multi_gpu_$n.json" ] || [ -e "$root/bench/results/multi_gpu_$n.jsonl" ]; do n=$((n + 1)); done
+out=${1:-$root/bench/results/multi_gpu_$n.jsonl}
+mkdir -p "$(dirname "$out")"
+: >"$out"
 # Multicast over NVLink is not used here, and a program that uses it can disturb others on a shared host.
 export NCCL_NVLS_ENABLE=0 OMP_WAIT_POLICY=passive
-mkdir -p "$out"
 
 n_gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 [ "$n_gpus" -ge 1 ] || { echo "no GPU here (nvidia-smi lists none)" >&2; exit 77; }
@@ -22,27 +27,41 @@ if [ -z "${NCCL_HOME:-}" ]; then
 fi
 [ -n "${NCCL_HOME:-}" ] && export LD_LIBRARY_PATH="$NCCL_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
-cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release >/dev/null
-cmake --build "$build" -j "$(nproc)" --target h3av h3av-ranks h3av-gpu-bench
-nvidia-smi topo -m | tee "$out/multi_gpu_topology.txt" || true
+if [ -z "${BIN:-}" ]; then
+    cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release >/dev/null
+    cmake --build "$build" -j "$(nproc)" --target h3av-ranks h3av-golden-dit h3av-gpu-bench
+    BIN=$build
+fi
+links=$(nvidia-smi topo -m 2>/dev/null | awk '$1 ~ /GPU0$/ { print $3; exit }')
+echo "{\"what\": \"run\", \"date\": \"$(date -u +%F)\", \"gpus\": $n_gpus, \"link\": \"$links\", \"nccl_nvls\": 0, \"layers\": $layers}" >>"$out"
+echo "$n_gpus GPUs, linked by ${links:-nothing}"
 
-counts=1
-for n in 2 4 7 8; do [ "$n" -le "$n_gpus" ] && counts="$counts $n"; done
-
-# What several ranks compute is what one does, within twice the goldens' tolerance.
-for n in $counts; do
-    [ "$n" = 1 ] && continue
-    "$build/h3av-ranks" exchanges "$n"
-    "$build/h3av-ranks" near "$n" cuda | tee "$out/multi_gpu_near_$n.txt"
-    "$build/h3av-ranks" cancel "$n"
+check() { # NAME COMMAND...: its last line and exit status are kept
+    local name=$1 status=0 text
+    shift
+    text=$(timeout "$limit" "$@" 2>&1) || status=$?
+    echo "$text"
+    echo "{\"what\": \"check\", \"name\": \"$name\", \"exit\": $status, \"last\": \"$(echo "$text" | tail -1 | tr -d '"\\')\"}" >>"$out"
+    [ $status = 0 ] || failed=1
+}
+measure() { # its JSON lines are kept
+    timeout "$limit" "$BIN/h3av-gpu-bench" "$@" 2>/dev/null | tee -a "$out" || failed=1
+}
+failed=0
+counts=${GPUS:-$(for k in 1 2 4 7 8; do [ $k -le "$n_gpus" ] && echo $k; done)}
+for k in $counts; do
+    [ "$k" = 1 ] && continue
+    # What several ranks compute is what the reference does, and what one rank does.
+    [ "$k" -le 4 ] && check "goldens on $k ranks" "$BIN/h3av-golden-dit" --device cuda --ranks "$k" "$root/tests/data/dit"
+    check "near $k" "$BIN/h3av-ranks" near "$k" cuda
+    check "spread $k" "$BIN/h3av-ranks" spread "$k" cuda
+    check "cancel $k" "$BIN/h3av-ranks" cancel "$k" cuda
 done
-
-for n in $counts; do
-    gpus=$(seq -s, 0 $((n - 1)))
-    echo "== $n GPU(s): a step of $layers layers at $rows rows"
-    "$build/h3av" bench --what dit --layers "$layers" --rows "$rows" --repeat "$repeat" --dtype bf16 --gpus "$gpus" --json \
-        >"$out/multi_gpu_$n.json"
-    # Tiles of a clip over the ranks; each rank says how much device memory it took.
-    "$build/h3av-gpu-bench" --what clip --tiles 12 --repeat 1 --ranks "$n" 2>&1 | tee "$out/multi_gpu_clip_$n.txt"
+for k in $counts; do
+    echo "== $k GPU(s): a step of $layers layers at $rows rows"
+    measure --what steps --layers "$layers" --rows "$rows" --repeat "$repeat" --ranks "$k"
+    # Tiles of a clip over the ranks.
+    measure --what clip --tiles 12 --repeat 2 --ranks "$k"
 done
-python3 "$root/bench/scaling.py" --results "$out"/multi_gpu_[0-9].json | tee "$out/multi_gpu.md"
+python3 "$root/bench/scaling.py" --results "$out"
+exit $failed

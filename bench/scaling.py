@@ -3,7 +3,7 @@
 
     bench/scaling.py                          the model: 1-8 GPUs of a host, 1-16 machines
     bench/scaling.py --measure PROGRAM        also runs `PROGRAM bench` on 1, 2, 4 ranks of this CPU
-    bench/scaling.py --results FILE...        also reads reports that `h3av bench --json` wrote elsewhere
+    bench/scaling.py --results FILE...        also reads reports that `h3av bench --json` or bench/multi_gpu_run.sh wrote
 
 Every row says whether it was measured or modelled. The model (docs/scaling.md explains it):
 
@@ -94,6 +94,31 @@ def measured(reports):
                   f"{row['seconds']:.3f} | {share} | {ratio} | measured |")
 
 
+def measured_steps(lines):
+    """Steps of h3av-gpu-bench. Exchanges were timed by themselves; they are hidden as far as the step is shorter than
+    its share of one GPU's and them together."""
+    base = {(r["rows"], r["layers"]): r["s"] for r in lines if r["what"] == "step" and r["ranks"] == 1}
+    print("\n| rows | ranks | by | layers | step, s | fifty layers, s | exchange alone | hidden | faster than one | "
+          "peak, GiB a rank | |")
+    print("| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    for r in lines:
+        if r["what"] != "step":
+            continue
+        one, alone = base.get((r["rows"], r["layers"])), r["exchange_alone_s"]
+        ratio = f"{one / r['s']:.2f}" if one else ""
+        share = f"{100 * alone / r['s']:.1f} %" if r["ranks"] > 1 else ""
+        left = (r["s"] - one / r["ranks"]) / alone if one and alone else 0
+        hidden = f"{100 * min(1, max(0, 1 - left)):.0f} %" if one and alone else ""
+        print(f"| {r['rows']} | {r['ranks']} | {r['by']} | {r['layers']} | {r['s']:.4f} | {r['s_50_layers']:.3f} | {share} | "
+              f"{hidden} | {ratio} | {r['peak_gib']:.1f} | measured |")
+
+
+def load(path):
+    """One report of `h3av bench`, or lines."""
+    text = open(path).read()
+    return [json.loads(line) for line in text.splitlines()] if path.endswith(".jsonl") else json.loads(text)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--measure", metavar="PROGRAM")
@@ -104,12 +129,16 @@ def main():
     p.add_argument("--tflops", type=float, default=500, help="rate of a GPU within a step (500)")
     a = p.parse_args()
 
-    reports = [json.load(open(f)) for f in a.results]
+    files = [load(f) for f in a.results]
+    reports = [f for f in files if isinstance(f, dict)]
+    lines = [r for f in files if isinstance(f, list) for r in f]
     if a.measure:
         print(f"{os.cpu_count()} cores here, load {os.getloadavg()[0]:.1f} at the start; one thread a rank.")
         reports += [run_bench(a.measure, n, a.rows, a.layers, a.repeat) for n in (1, 2, 4)]
     if reports:
         measured(reports)
+    if lines:
+        measured_steps(lines)
     hosts = [(n, NVLINK) for n in (2, 4, 7, 8)] + [(n, PCIE) for n in (2, 4, 8)]
     machines = [(n, IB) for n in (2, 4, 8, 14)] + [(n, ETHERNET) for n in (2, 4, 8, 14)]
     modelled(a.tflops * 1e12, hosts + machines)

@@ -19,6 +19,14 @@ else()
     message(STATUS "MPI: not found; mpirun will be refused (ranks on one host need no MPI)")
 endif()
 
+# Windows between the GPUs of a host.
+if(TARGET h3_cuda AND NOT H3_CUDA_EMULATE)
+    room(peer DIR src/backend/peer FILES comm_peer.c USES tensor base LIBS ${H3_CUDART})
+    target_include_directories(h3_peer SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
+    target_compile_definitions(h3_tensor PRIVATE H3_HAVE_PEER=1)
+    target_sources(h3_backends INTERFACE $<TARGET_OBJECTS:h3_peer>)
+endif()
+
 # NCCL beside the CUDA backend: from the system, a CUDA folder, NCCL_HOME or -DH3_NCCL_INCLUDE/_LIB.
 if(H3_NCCL AND TARGET h3_cuda AND NOT H3_CUDA_EMULATE)
     find_path(H3_NCCL_INCLUDE nccl.h HINTS ${cuda_root}/include ENV NCCL_HOME PATH_SUFFIXES include)

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "size.h"
+
 static h3_tensor heads_at(h3_tensor packed, int64_t first, int64_t n_heads, int64_t head_dim,
                           int64_t head_stride)
 {
@@ -74,8 +76,10 @@ static h3_message part(h3_tensor t, int peer, int64_t from, int64_t n)
     return (h3_message){peer, h3_slice(t, 0, from, n).data, (size_t)n * row};
 }
 
-/* What goes to and comes from others at once. */
+/* What goes to and comes from others at once: messages, or rows for their windows. */
 typedef struct bundle {
+    h3_put put[3 * H3_COMM_LOCAL * H3_RELAY_CHUNKS];
+    int n_put;
     h3_message send[H3_COMM_MAX * H3_RELAY_CHUNKS], recv[H3_COMM_MAX * H3_RELAY_CHUNKS];
     int n_send, n_recv;
 } bundle;
@@ -108,8 +112,52 @@ static h3_status collect_heads(const h3_relay *z, h3_tensor to, h3_tensor packed
     return op->copy(z->d, y.v, h3_slice(x.v, 1, at, n));
 }
 
+/* Columns [from, from + cols) of our rows [at, at + n) of t, into a window of rank r. */
+static void add_put(bundle *m, int r, h3_tensor t, int64_t at, int64_t n, int64_t from,
+                    int64_t cols, size_t to, int64_t pitch)
+{
+    const size_t size = h3_dtype_bytes((h3_dtype)t.dtype);
+
+    if (n > 0)
+        m->put[m->n_put++] = (h3_put){.peer = r,
+                                      .at = to,
+                                      .pitch = (size_t)pitch * size,
+                                      .src = h3_slice(h3_slice(t, 0, at, n), 1, from, cols).data,
+                                      .src_pitch = (size_t)t.st[0] * size,
+                                      .width = (size_t)cols * size,
+                                      .rows = (size_t)n};
+}
+
+/* q, k and v of heads of `chunk` of rank r, from rows [at, at + n) of ours to where it reads them.
+ */
+static void put_chunk(const h3_relay *z, bundle *m, int r, int chunk, int64_t at, int64_t n)
+{
+    const int64_t heads = heads_of(z, chunk), D = z->D, H = z->Hp * z->P;
+    const int64_t from = r * z->Hp + z->head[chunk], pitch = 3 * heads * D;
+    const size_t size = h3_dtype_bytes((h3_dtype)z->packed.dtype);
+    const size_t to = z->all_at[chunk] + (size_t)((z->first[z->me] + at) * pitch) * size;
+
+    if (z->is_interleaved) { // one piece
+        add_put(m, r, z->packed, at, n, 3 * D * from, pitch, to, pitch);
+        return;
+    }
+    for (int i = 0; i < 3; i++)
+        add_put(m, r, z->packed, at, n, (i * H + from) * D, heads * D,
+                to + (size_t)(i * heads * D) * size, pitch);
+}
+
 /* Heads of `chunk` of all ranks, from rows [at, at + n) of ours: our own ones to where they are
  * read, those of others to where they are sent from. */
+static h3_status send_off(const h3_relay *z, bundle *m, h3_travel *t)
+{
+    const h3_status st = z->is_direct
+                             ? h3_comm_put(z->c, z->d, m->put, m->n_put, t)
+                             : h3_comm_begin(z->c, z->d, m->send, m->n_send, m->recv, m->n_recv, t);
+
+    m->n_send = m->n_recv = m->n_put = 0;
+    return st;
+}
+
 static h3_status collect_chunk(const h3_relay *z, int chunk, int64_t at, int64_t n, bundle *m,
                                int band)
 {
@@ -118,6 +166,10 @@ static h3_status collect_chunk(const h3_relay *z, int chunk, int64_t at, int64_t
 
     for (int i = 0; i < z->P; i++) { // starting with the neighbour, ourselves last
         const int to = (z->me + i + 1) % z->P, from = (z->me + z->P - i - 1) % z->P;
+        if (z->is_direct && to != z->me) {
+            put_chunk(z, m, to, chunk, at, n);
+            continue;
+        }
         const int64_t slot = to == z->me ? z->first[to] + at : other(z, to) * own + at;
         const h3_tensor place = to == z->me ? all : z->out[chunk];
         H3_TRY(collect_heads(z, h3_slice(place, 0, slot, n), rows, to * z->Hp + z->head[chunk],
@@ -134,17 +186,16 @@ static h3_status collect_chunk(const h3_relay *z, int chunk, int64_t at, int64_t
 h3_status h3_relay_send(h3_relay *z, int b)
 {
     const bool is_last = b == z->n_bands - 1;
-    bundle m = {.n_send = 0};
+    bundle m;
     int64_t at, n;
 
     if (z->P == 1) return H3_OK;
+    m.n_send = m.n_recv = m.n_put = 0;
     h3_relay_band(z, b, &at, &n);
     for (int chunk = 0; chunk < z->n_chunks; chunk++) {
         H3_TRY(collect_chunk(z, chunk, at, n, &m, b));
         if (!is_last && chunk < z->n_chunks - 1) continue;
-        H3_TRY(h3_comm_begin(z->c, z->d, m.send, m.n_send, m.recv, m.n_recv,
-                             is_last ? &z->last_out[chunk] : &z->out_of[b]));
-        m.n_send = m.n_recv = 0;
+        H3_TRY(send_off(z, &m, is_last ? &z->last_out[chunk] : &z->out_of[b]));
     }
     return H3_OK;
 }
@@ -152,16 +203,23 @@ h3_status h3_relay_send(h3_relay *z, int b)
 /* Our heads of a chunk for the rows of others, on their way back. */
 static h3_status send_back(h3_relay *z, int chunk)
 {
-    const int64_t own = rows_of(z, z->me);
-    bundle m = {.n_send = 0};
+    const int64_t own = rows_of(z, z->me), H = z->Hp * z->P, cols = heads_of(z, chunk) * z->D;
+    const int64_t column = (z->me * z->Hp + z->head[chunk]) * z->D;
+    const size_t to_o = z->o_at + (size_t)column * h3_dtype_bytes((h3_dtype)z->o.dtype);
+    bundle m;
 
+    m.n_send = m.n_recv = m.n_put = 0;
     for (int i = 1; i < z->P; i++) {
         const int to = (z->me + i) % z->P, from = (z->me + z->P - i) % z->P;
+        if (z->is_direct) {
+            add_put(&m, to, z->mine[chunk], z->first[to], rows_of(z, to), 0, cols, to_o, H * z->D);
+            continue;
+        }
         const h3_message send = part(z->mine[chunk], to, z->first[to], rows_of(z, to));
         const h3_message recv = part(z->in[chunk], from, other(z, from) * own, own);
         add(&m, &send, &recv);
     }
-    return h3_comm_begin(z->c, z->d, m.send, m.n_send, m.recv, m.n_recv, &z->back[chunk]);
+    return send_off(z, &m, &z->back[chunk]);
 }
 
 /* Heads of a chunk of rank r, which `from` [own rows, heads, D] has, into their place in o. */
@@ -197,7 +255,7 @@ static h3_status attend_over_ranks(h3_relay *z, h3_tensor o, const int32_t *cu, 
     }
     for (int chunk = 0; chunk < z->n_chunks; chunk++) {
         H3_TRY(h3_comm_finish(z->c, z->d, &z->back[chunk]));
-        for (int r = 0; r < z->P; r++)
+        for (int r = 0; r < z->P && !z->is_direct; r++)
             if (r != z->me)
                 H3_TRY(
                     place_heads(z, o, chunk, r, h3_slice(z->in[chunk], 0, other(z, r) * own, own)));
@@ -206,27 +264,55 @@ static h3_status attend_over_ranks(h3_relay *z, h3_tensor o, const int32_t *cu, 
 }
 
 /* Bands of rows and chunks of heads: what they hide must be worth their launches and the smaller
- * products. H3_OVERLAP=BANDS,CHUNKS or off is for measurements. */
-static void choose_pieces(h3_relay *z, const h3_comm *c, int64_t row_bytes)
+ * products. Messages between GPUs are carried by their multiprocessors: products beside them lose
+ * more than is hidden (docs/scaling.md). H3_OVERLAP=BANDS,CHUNKS or off is for measurements. */
+static void choose_pieces(h3_relay *z, int64_t row_bytes)
 {
     const char *wish = getenv("H3_OVERLAP");
-    int bands = 0, chunks = 0;
+    const bool can = z->is_direct || (h3_comm_can_travel(z->c, z->d) && z->d->mem == H3_HOST);
+    int bands = 1, chunks = 1;
 
-    z->n_bands = z->n_chunks = 1;
-    if (z->d->is_plan) { // memory for whatever is chosen
-        z->n_chunks = H3_RELAY_CHUNKS;
-    } else if (wish && sscanf(wish, "%d,%d", &bands, &chunks) == 2) {
-        z->n_bands = bands;
-        z->n_chunks = chunks;
-    } else if (!wish && h3_comm_can_travel(c, z->d) &&
-               z->S / z->P * row_bytes / z->P >= H3_RELAY_WORTH) {
-        z->n_bands = z->n_chunks = 2;
-    }
-    if (z->n_bands > H3_RELAY_BANDS) z->n_bands = H3_RELAY_BANDS;
-    if (z->n_chunks > H3_RELAY_CHUNKS) z->n_chunks = H3_RELAY_CHUNKS;
+    if (z->d->is_plan) // memory for whatever is chosen
+        chunks = H3_RELAY_CHUNKS;
+    else if (!wish && can && z->S / z->P * row_bytes / z->P >= H3_RELAY_WORTH)
+        bands = chunks = 2;
+    else if (wish && sscanf(wish, "%d,%d", &bands, &chunks) != 2)
+        bands = chunks = 1;
+    z->n_bands = bands < 1 ? 1 : bands < H3_RELAY_BANDS ? bands : H3_RELAY_BANDS;
+    z->n_chunks = chunks < 1 ? 1 : chunks < H3_RELAY_CHUNKS ? chunks : H3_RELAY_CHUNKS;
     if (z->n_chunks > z->Hp) z->n_chunks = (int)z->Hp;
-    if (z->n_bands < 1) z->n_bands = 1;
-    if (z->n_chunks < 1) z->n_chunks = 1;
+}
+
+static h3_tensor in_window(const h3_relay *z, void *base, size_t at, int64_t rows, int64_t cols)
+{
+    h3_tensor t = h3_tensor_2d((unsigned char *)base + at, (h3_dtype)z->packed.dtype, rows, cols);
+
+    t.mem = z->d->mem;
+    return t;
+}
+
+enum { WINDOW_ALIGN = 1024 };
+
+/* The same places in every rank's window: all chunks of all, then o of the rank with most rows. */
+static h3_status carve_window(h3_relay *z)
+{
+    const size_t size = h3_dtype_bytes((h3_dtype)z->packed.dtype);
+    const int64_t H = z->Hp * z->P, most = (z->S + z->P - 1) / z->P;
+    size_t at = 0;
+    void *base = (void *)WINDOW_ALIGN; // of a dry run: never touched
+
+    for (int i = 0; i < z->n_chunks; i++) {
+        z->all_at[i] = at;
+        at += h3_align_up((size_t)(z->S * 3 * heads_of(z, i) * z->D) * size, WINDOW_ALIGN);
+    }
+    z->o_at = at;
+    at += h3_align_up((size_t)(most * H * z->D) * size, WINDOW_ALIGN);
+    if (z->d->is_plan && z->d->window < at) z->d->window = at;
+    if (!z->d->is_plan) H3_TRY(h3_comm_window(z->c, z->d, at, &base));
+    for (int i = 0; i < z->n_chunks; i++)
+        z->all[i] = in_window(z, base, z->all_at[i], z->S, 3 * heads_of(z, i) * z->D);
+    z->o = in_window(z, base, z->o_at, rows_of(z, z->me), H * z->D);
+    return H3_OK;
 }
 
 static void carve(h3_relay *z)
@@ -236,9 +322,10 @@ static void carve(h3_relay *z)
 
     for (int i = 0; i < z->n_chunks; i++) {
         const int64_t cols = heads_of(z, i) * z->D;
+        z->mine[i] = h3_scratch_2d(z->d, type, z->S, cols);
+        if (z->is_direct) continue;
         z->all[i] = h3_scratch_2d(z->d, type, z->S, 3 * cols);
         z->out[i] = h3_scratch_2d(z->d, type, others, 3 * cols);
-        z->mine[i] = h3_scratch_2d(z->d, type, z->S, cols);
         z->in[i] = z->out[i]; // what was sent from there has arrived by then
         z->in[i].ne[1] = z->in[i].st[0] = cols;
     }
@@ -260,40 +347,56 @@ h3_status h3_attention_check(const h3_comm *ranks, int64_t n_heads)
                    (long long)n_heads, h3_comm_size(ranks), list);
 }
 
-h3_status h3_relay_open(h3_relay *z, h3_dev *d, h3_comm *ranks, h3_tensor packed,
-                        bool is_interleaved, int64_t n_heads, int64_t head_dim, int64_t n_rows)
+/* How the rows and heads lie over the ranks. */
+static void share_out(h3_relay *z, h3_dev *d, h3_comm *ranks, const h3_relay_shape *s)
 {
-    const int P = h3_comm_size(ranks);
-
     memset(z, 0, sizeof *z);
     z->d = d;
     z->c = ranks;
     z->me = h3_comm_rank(ranks);
-    z->P = P;
-    z->S = n_rows;
-    z->Hp = n_heads / P;
-    z->D = head_dim;
-    z->packed = packed;
-    z->is_interleaved = is_interleaved;
+    z->P = h3_comm_size(ranks);
+    z->S = s->n_rows;
+    z->Hp = s->n_heads / z->P;
+    z->D = s->head_dim;
+    z->is_interleaved = s->is_interleaved;
+    z->is_direct = h3_comm_has_window(ranks, d);
     z->n_bands = z->n_chunks = 1;
-    if (P == 1) return H3_OK;
-    for (int r = 0; r <= P; r++)
-        z->first[r] = h3_comm_first(ranks, n_rows, r);
-    assert(packed.ne[0] == rows_of(z, z->me) && z->Hp * P == n_heads);
-    choose_pieces(z, ranks, packed.ne[1] * (int64_t)h3_dtype_bytes((h3_dtype)packed.dtype));
-    for (int i = 0; i <= z->n_chunks; i++)
-        z->head[i] = z->Hp * i / z->n_chunks;
-    carve(z);
-    return h3_scratch_check(d, "attention over ranks");
+    for (int r = 0; r <= z->P; r++)
+        z->first[r] = h3_comm_first(ranks, s->n_rows, r);
+    assert(z->Hp * z->P == s->n_heads);
 }
 
-h3_status h3_relay_attend(h3_relay *z, h3_tensor o, const int32_t *cu, int n_documents)
+h3_status h3_relay_open(h3_relay *z, h3_dev *d, h3_comm *ranks, const h3_relay_shape *s)
+{
+    const int64_t cols = s->n_heads * s->head_dim;
+
+    share_out(z, d, ranks, s);
+    const int64_t own = rows_of(z, z->me);
+    if (!z->is_direct) z->o = h3_scratch_2d(d, s->dtype, own, cols);
+    z->mark = h3_arena_mark(&d->scratch);
+    z->packed = h3_scratch_2d(d, s->dtype, own, 3 * cols);
+    if (z->P > 1) {
+        choose_pieces(z, 3 * cols * (int64_t)h3_dtype_bytes(s->dtype));
+        for (int i = 0; i <= z->n_chunks; i++)
+            z->head[i] = z->Hp * i / z->n_chunks;
+        if (z->is_direct) H3_TRY(carve_window(z));
+        carve(z);
+    }
+    return h3_scratch_check(d, "attention");
+}
+
+h3_status h3_relay_attend(h3_relay *z, const int32_t *cu, int n_documents)
 {
     const int64_t H = z->Hp * z->P;
-    const h3_tensor heads = h3_view_3d(o, o.ne[0], H, z->D);
+    const h3_tensor heads = h3_view_3d(z->o, z->o.ne[0], H, z->D);
     const h3_qkv all = h3_attention_split(z->packed, H, z->D, z->is_interleaved);
 
     assert(cu[n_documents] == z->S);
     if (z->P > 1) return attend_over_ranks(z, heads, cu, n_documents);
     return attend(z->d, heads, &all, cu, n_documents);
+}
+
+void h3_relay_close(h3_relay *z)
+{
+    h3_arena_release(&z->d->scratch, z->mark);
 }

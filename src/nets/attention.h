@@ -44,11 +44,14 @@ enum {
  *   link                      | band 0         | band 1, chunk 0, 1   | chunk 0 back | chunk 1 back
  *
  * Pieces change nothing in any sum: rows do not see each other before attention, heads not in it.
+ * Where ranks have windows (h3_comm_window) rows go from where they were made to where they are
+ * read; elsewhere they are packed into messages.
  *
  *   h3_relay_open(&z, ...)
- *   for each band: q, k, v of rows [first, first + n) into `packed`, normed and rotated;
+ *   for each band: q, k, v of rows [first, first + n) into z.packed, normed and rotated;
  *                  h3_relay_send(&z, band)
- *   h3_relay_attend(&z, o, ...)
+ *   h3_relay_attend(&z, ...)            then z.o is there
+ *   h3_relay_close(&z)                  z.o stays, the rest goes
  *
  * With one rank there is one band, and nothing is sent. Heads must divide among ranks
  * (h3_attention_check). After a failure on the way: h3_comm_abandon.
@@ -56,32 +59,42 @@ enum {
 typedef struct h3_relay {
     h3_dev *d;
     h3_comm *c;
-    h3_tensor packed; ///< [own rows, 3 H D]
+    h3_tensor packed; ///< [own rows, 3 H D] q, k and v
+    h3_tensor o;      ///< [own rows, H D] result
     bool is_interleaved;
+    bool is_direct; ///< through windows: all, o
     int me, P;
     int n_bands, n_chunks;
-    int64_t S, Hp, D;                    ///< Hp: heads of a rank
-    int64_t first[H3_COMM_MAX + 1];      ///< row of the sequence where each rank's begin
-    int64_t head[H3_RELAY_CHUNKS + 1];   ///< head, among a rank's, where each chunk begins
-    h3_tensor all[H3_RELAY_CHUNKS];      ///< [S, 3 n D] of our heads, as `packed`
-    h3_tensor out[H3_RELAY_CHUNKS];      ///< [own rows x other ranks, 3 n D] of theirs
-    h3_tensor mine[H3_RELAY_CHUNKS];     ///< [S, n D] attention of our heads
-    h3_tensor in[H3_RELAY_CHUNKS];       ///< [own rows x other ranks, n D] of theirs, in `out`
-    h3_travel out_of[H3_RELAY_BANDS];    ///< all chunks of a band but the last
-    h3_travel last_out[H3_RELAY_CHUNKS]; ///< each chunk of the last band
+    int64_t S, Hp, D;                     ///< Hp: heads of a rank
+    int64_t first[H3_COMM_MAX + 1];       ///< row of the sequence where each rank's begin
+    int64_t head[H3_RELAY_CHUNKS + 1];    ///< head, among a rank's, where each chunk begins
+    h3_tensor all[H3_RELAY_CHUNKS];       ///< [S, 3 n D] of our heads, as `packed`
+    h3_tensor out[H3_RELAY_CHUNKS];       ///< [own rows x other ranks, 3 n D] of theirs: messages
+    h3_tensor mine[H3_RELAY_CHUNKS];      ///< [S, n D] attention of our heads
+    h3_tensor in[H3_RELAY_CHUNKS];        ///< [own rows x other ranks, n D] of theirs, in `out`
+    size_t all_at[H3_RELAY_CHUNKS], o_at; ///< in a window
+    h3_travel out_of[H3_RELAY_BANDS];     ///< all chunks of a band but the last
+    h3_travel last_out[H3_RELAY_CHUNKS];  ///< each chunk of the last band
     h3_travel back[H3_RELAY_CHUNKS];
+    size_t mark; ///< of the scratch arena, behind o
 } h3_relay;
 
-/** Takes its buffers from the scratch arena; `packed` [own rows, 3 H D] dense, n_rows: S. */
-H3_NODISCARD h3_status h3_relay_open(h3_relay *z, h3_dev *d, h3_comm *ranks, h3_tensor packed,
-                                     bool is_interleaved, int64_t n_heads, int64_t head_dim,
-                                     int64_t n_rows);
+/** What a relay is for: n_rows of the whole sequence (S), H heads of D channels. */
+typedef struct h3_relay_shape {
+    h3_dtype dtype;
+    bool is_interleaved;
+    int64_t n_rows, n_heads, head_dim;
+} h3_relay_shape;
+
+/** Takes its buffers from the scratch arena and from the window. */
+H3_NODISCARD h3_status h3_relay_open(h3_relay *z, h3_dev *d, h3_comm *ranks,
+                                     const h3_relay_shape *shape);
 /** Rows of band b (below z->n_bands) among ours. */
 void h3_relay_band(const h3_relay *z, int b, int64_t *first, int64_t *n);
 /** Band b of `packed` is ready. */
 H3_NODISCARD h3_status h3_relay_send(h3_relay *z, int b);
-/** o [own rows, H D] (dense); cu [n_documents + 1] on the host, cu[0] = 0, cu[n_documents] = S. */
-H3_NODISCARD h3_status h3_relay_attend(h3_relay *z, h3_tensor o, const int32_t *cu,
-                                       int n_documents);
+/** cu [n_documents + 1] on the host, cu[0] = 0, cu[n_documents] = S. */
+H3_NODISCARD h3_status h3_relay_attend(h3_relay *z, const int32_t *cu, int n_documents);
+void h3_relay_close(h3_relay *z);
 
 #endif

@@ -98,27 +98,25 @@ static h3_status make_heads(const stack *k, const h3_dit_block *b, h3_relay *z, 
     return H3_OK;
 }
 
-/* o [S, H D] = attention of h [S, C]. */
-static h3_status attend(const stack *k, const h3_dit_block *b, h3_tensor o, h3_tensor h)
+/* z->o [S, H D] = attention of h [S, C]. */
+static h3_status attend(const stack *k, const h3_dit_block *b, h3_relay *z, h3_tensor h)
 {
     const h3_dit_dims *g = &k->m->dims;
-    const bool is_mixed = b->qkv.interleaved;
-    const int64_t S = h.ne[0];
+    const h3_relay_shape shape = {(h3_dtype)h.dtype, b->qkv.interleaved, k->whole, g->n_heads,
+                                  g->head_dim};
     h3_dev *d = k->d;
-    h3_tensor packed = h3_scratch_2d(d, (h3_dtype)h.dtype, S, 3 * g->inner);
-    h3_relay z;
 
-    H3_TRY(h3_scratch_check(d, "DiT attention"));
-    H3_TRY(h3_relay_open(&z, d, k->ranks, packed, is_mixed, g->n_heads, g->head_dim, k->whole));
+    H3_TRY(h3_relay_open(z, d, k->ranks, &shape));
     h3_tap(d, h, "%s.%d.attn_in", k->name, k->index);
-    H3_TRY(make_heads(k, b, &z, h));
-    const h3_qkv p = h3_attention_split(packed, g->n_heads, g->head_dim, is_mixed);
+    H3_TRY(make_heads(k, b, z, h));
+    const h3_qkv p = h3_attention_split(z->packed, g->n_heads, g->head_dim, shape.is_interleaved);
     h3_tap(d, p.q, "%s.%d.q", k->name, k->index);
     h3_tap(d, p.k, "%s.%d.k", k->name, k->index);
     h3_tap(d, p.v, "%s.%d.v", k->name, k->index);
     only_for(k, is_alone(k) ? &b->out : NULL);
-    H3_TRY(for_all(k, h3_relay_attend(&z, o, k->cu, k->n_documents)));
-    h3_tap(d, h3_view_3d(o, S, g->n_heads, g->head_dim), "%s.%d.attn", k->name, k->index);
+    H3_TRY(for_all(k, h3_relay_attend(z, k->cu, k->n_documents)));
+    h3_tap(d, h3_view_3d(z->o, h.ne[0], g->n_heads, g->head_dim), "%s.%d.attn", k->name, k->index);
+    h3_relay_close(z);
     return H3_OK;
 }
 
@@ -127,16 +125,14 @@ static h3_status attend_and_project(const stack *k, const h3_dit_block *b, h3_te
 {
     h3_dev *d = k->d;
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor o = h3_scratch_2d(d, (h3_dtype)h.dtype, h.ne[0], k->m->dims.inner);
-    const size_t inside = h3_arena_mark(&d->scratch);
-    const h3_status st = attend(k, b, o, h);
+    h3_relay z;
+    const h3_status st = attend(k, b, &z, h);
 
     if (st != H3_OK) {
         h3_comm_abandon(k->ranks);
         return st;
     }
-    h3_arena_release(&d->scratch, inside);
-    H3_TRY(product(d, k->whole, h, o, &b->out));
+    H3_TRY(product(d, k->whole, h, z.o, &b->out));
     h3_tap(d, h, "%s.%d.attn_out", k->name, k->index);
     h3_arena_release(&d->scratch, mark);
     return H3_OK;

@@ -472,6 +472,8 @@ h3_status h3_dit_scratch_bytes(const h3_dit *m, const h3_dit_request *r, size_t 
     st = pretend(m, &s, kept);
     if (st == H3_OK) st = dry_run(plan, m, &s, r);
     *scratch = plan->scratch.peak;
+    if (st == H3_OK && !h3_add_size(*kept, plan->window, kept))
+        st = h3_fail(H3_E_ARG, "a request of %lld rows is too large", (long long)r->n_rows);
     h3_dev_close(&plan);
     return st;
 }

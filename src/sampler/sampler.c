@@ -251,7 +251,8 @@ static h3_status run(run_state *k, float *video_out, float *audio_out)
         H3_TRY(report(k, step, now() - t0));
     }
     H3_TRY(h3_dev_download(k->d, video_out, k->video.moving));
-    return h3_dev_download(k->d, audio_out, k->audio.moving);
+    H3_TRY(h3_dev_download(k->d, audio_out, k->audio.moving));
+    return h3_comm_window(k->d->comm, k->d, 0, NULL);
 }
 
 h3_status h3_sampler_run(float *video_out, float *audio_out, const h3_dit *m,
@@ -264,6 +265,7 @@ h3_status h3_sampler_run(float *video_out, float *audio_out, const h3_dit *m,
                    .audio = {.name = "audio", .schedule = in->audio}};
     h3_status st = run(&k, video_out, audio_out);
 
+    if (st != H3_OK) h3_comm_abandon(k.d->comm); // before memory goes that others may write to
     h3_dit_release(&k.dit);
     close_medium(k.d, &k.video);
     close_medium(k.d, &k.audio);

@@ -96,15 +96,20 @@ h3_status h3_comm_attach(h3_comm *c, h3_dev *d)
 {
     d->comm = c;
 #ifdef H3_HAVE_NCCL
-    if (c && c->size > 1 && d->mem == H3_DEVICE) return h3_nccl_attach(c, d);
+    if (c && c->size > 1 && d->mem == H3_DEVICE) H3_TRY(h3_nccl_attach(c, d));
 #endif
+#ifdef H3_HAVE_PEER
+    if (c && c->size > 1 && d->mem == H3_DEVICE) H3_TRY(h3_peer_attach(c, d));
+#endif
+    if (c) c->has_window = c->link.window && c->window_mem == d->mem;
     return H3_OK;
 }
 
 void h3_comm_detach(h3_comm *c, h3_dev *d)
 {
-    if (d && d->comm == c) h3_comm_abandon(c);
+    if (c && d && d->comm == c && c->link.abandon) c->link.abandon(c);
     if (c && d && d->comm == c && c->link.detach) c->link.detach(c);
+    if (c) c->has_window = false;
     if (d) d->comm = NULL;
 }
 
@@ -325,7 +330,9 @@ h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t)
 
     if (!t->slot) return H3_OK;
     if (c->is_broken || c->is_over) return parted();
-    if (d && d->mem == H3_DEVICE) {
+    if (t->is_put) {
+        st = c->link.finish_put(c, d, t);
+    } else if (d && d->mem == H3_DEVICE) {
         st = c->link.finish_on(c, d, t);
     } else {
         st = c->link.finish(c, t);
@@ -335,9 +342,45 @@ h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t)
     return st;
 }
 
+bool h3_comm_has_window(const h3_comm *c, const h3_dev *d)
+{
+    (void)d;
+    return c && c->size > 1 && c->has_window;
+}
+
+h3_status h3_comm_window(h3_comm *c, h3_dev *d, size_t bytes, void **base)
+{
+    h3_status st;
+
+    if (base) *base = NULL;
+    if (!h3_comm_has_window(c, d) || d->is_plan) return H3_OK;
+    if (c->is_broken || c->is_over) return parted();
+    st = c->link.window(c, d, bytes, base);
+    if (st != H3_OK) c->is_broken = true;
+    return st;
+}
+
+h3_status h3_comm_put(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_travel *t)
+{
+    h3_status st;
+
+    *t = (h3_travel){0};
+    if (d->is_plan) return H3_OK;
+    if (c->is_broken || c->is_over) return parted();
+    c->n_exchanges++;
+    for (int i = 0; i < n; i++)
+        c->sent_bytes += (uint64_t)list[i].width * list[i].rows;
+    st = c->link.put(c, d, list, n, t);
+    if (st != H3_OK) c->is_broken = true;
+    return st;
+}
+
 void h3_comm_abandon(h3_comm *c)
 {
-    if (c && c->link.abandon) c->link.abandon(c);
+    if (!c || c->size == 1) return;
+    c->is_broken = true;
+    if (c->link.cut) c->link.cut(c);
+    if (c->link.abandon) c->link.abandon(c);
 }
 
 /* Messages of at least a byte, to others; both sides leave out the same ones. */

@@ -51,7 +51,17 @@ typedef struct h3_comm_note {
 /** An exchange under way: what its filling keeps of it. Zero: none. */
 typedef struct h3_travel {
     int slot; ///< of the filling, counted from 1; 0: it is through
+    uint32_t number;
+    bool is_put;
 } h3_travel;
+
+/** Rows of ours that are written into the window of rank `peer`, `at` bytes behind its begin. */
+typedef struct h3_put {
+    int peer;
+    size_t at, pitch; ///< bytes; pitch: from row to row there
+    const void *src;
+    size_t src_pitch, width, rows;
+} h3_put;
 
 /** A filling. Only comm.c calls these. */
 typedef struct h3_comm_link {
@@ -68,8 +78,13 @@ typedef struct h3_comm_link {
     h3_status (*begin_on)(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                           const h3_message *recv, int n_recv, h3_travel *t);
     h3_status (*finish_on)(h3_comm *c, h3_dev *d, h3_travel *t);
+    /** Windows; all three or none. For memory of the device, or the host's where `d` is one. */
+    h3_status (*window)(h3_comm *c, h3_dev *d, size_t bytes, void **base);
+    h3_status (*put)(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_travel *t);
+    h3_status (*finish_put)(h3_comm *c, h3_dev *d, h3_travel *t);
     /** Ends what is under way: all ranks began it, so it arrives, unless one of them failed. */
     void (*abandon)(h3_comm *c);
+    void (*cut)(h3_comm *c); ///< what a device waits for does not come: it goes on without
     void (*say)(h3_comm *c, int peer, const h3_comm_note *note); ///< must not block for long
     int (*hear)(h3_comm *c, int peer, h3_comm_note *note); ///< 1: here it is, 0: none yet, -1: gone
     void (*nap)(h3_comm *c, int ms); ///< until something may have come, at most so long
@@ -84,7 +99,9 @@ struct h3_comm {
     char detail[96];              ///< versions
     const h3_cancel_flag *cancel; ///< polled while waiting; may be NULL
     h3_comm_link link;
-    void *state, *device_state; ///< of the fillings
+    uint8_t window_mem;                      ///< h3_mem of windows that the link has
+    bool has_window;                         ///< the attached device's memory is of that kind
+    void *state, *device_state, *peer_state; ///< of the fillings
     /* where a stretch of work stands */
     uint32_t epoch;
     bool is_broken; ///< an exchange was left in the middle
@@ -152,15 +169,32 @@ H3_NODISCARD h3_status h3_comm_exchange(h3_comm *c, h3_dev *d, const h3_message 
  * The same in two halves, so that work can go on between them: `send` is as it was enqueued until
  * h3_comm_begin, and `recv` is there for what is enqueued after h3_comm_finish. Until then neither
  * is touched. Both are collective; travels end in the order in which they began. A filling that
- * cannot do both at once does it all in begin (h3_comm_can_travel). After a failure between the
- * halves h3_comm_abandon lets go of what is under way.
+ * cannot do both at once does it all in begin (h3_comm_can_travel).
  */
 H3_NODISCARD h3_status h3_comm_begin(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                                      const h3_message *recv, int n_recv, h3_travel *t);
 H3_NODISCARD h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t);
+/** A failure here, with exchanges under way that others may not take part in any more: nothing
+ * waits for them, and they are the last. Before memory they use is given back. */
 void h3_comm_abandon(h3_comm *c);
 /** True when exchanges of `d` go on while it computes. */
 bool h3_comm_can_travel(const h3_comm *c, const h3_dev *d);
+
+/**
+ * Windows: memory of each rank that the others write to directly, without messages, where the
+ * filling has such a thing (GPUs of one host). Collective, with the same number of bytes on all
+ * ranks. A window only grows, and its contents are lost then; 0 bytes give it back (as
+ * h3_comm_detach does).
+ */
+bool h3_comm_has_window(const h3_comm *c, const h3_dev *d);
+H3_NODISCARD h3_status h3_comm_window(h3_comm *c, h3_dev *d, size_t bytes, void **base);
+/**
+ * Collective, each rank with its own list: begins to write rows of ours into windows of others, as
+ * they are where the work enqueued so far has made them; and they write into ours, which the work
+ * enqueued so far has read for the last time. All of it is there for what is enqueued after
+ * h3_comm_finish; until then sources and targets are left alone.
+ */
+H3_NODISCARD h3_status h3_comm_put(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_travel *t);
 
 /** `data` [size] slabs one after another, bytes[r] of rank r: every rank has its own and gets the
  *  others. */
@@ -193,8 +227,10 @@ H3_NODISCARD h3_status h3_comm_heard(h3_comm *c);
 /** calloc of a comm and its tables. */
 H3_NODISCARD h3_status h3_comm_create(h3_comm **out, int rank, int size);
 
-/* backend/mpi and backend/nccl, where they were built; called by comm.c only. */
+/* backend/mpi, nccl and peer, where they were built; called by comm.c only. */
 h3_status h3_mpi_join(h3_comm **out, int rank, int size);
 h3_status h3_nccl_attach(h3_comm *c, h3_dev *d);
+/** Windows between the GPUs of a host; none, and H3_OK, where they cannot see each other. */
+h3_status h3_peer_attach(h3_comm *c, h3_dev *d);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct h3_op_stat {
 
 typedef struct h3_backend h3_backend;     ///< what a backend keeps for itself
 typedef struct h3_recording h3_recording; ///< operations that a device runs again as one
-struct h3_comm;                       ///< ranks (comm.h)
+struct h3_comm;                           ///< ranks (comm.h)
 
 /** Queues of a device with memory of its own. Within one, work runs in the order of the calls. */
 typedef enum h3_queue {
@@ -81,6 +81,7 @@ struct h3_dev {
     char tap_prefix[64];
     const h3_cancel_flag *cancel;
     h3_backend *backend;
+    size_t window;        ///< plan devices: bytes that were asked of h3_comm_window
     struct h3_comm *comm; ///< the ranks this device works with; NULL: none. Not owned
     void *stream;         ///< cudaStream_t of a GPU: where exchanges are enqueued
     /** Rows of a product over all ranks and bands, 0: those of x. A backend that picks its way by
@@ -115,9 +116,9 @@ struct h3_dev {
     /** `q` goes on when mark `i`, as it was last set, is reached; at once if it never was. */
     h3_status (*await)(h3_dev *d, h3_queue q, int i);
     uint64_t marks_taken; ///< by stores and decoders, a bit each
-    /** Looks in bytes that are on the device for numbers that no weight can be: `n` of them, `stride`
-     *  bytes apart. *bad (memory of pin) is 1 behind the next sync if there is one, and left alone
-     *  otherwise. NULL: the host looks. */
+    /** Looks in bytes that are on the device for numbers that no weight can be: `n` of them,
+     * `stride` bytes apart. *bad (memory of pin) is 1 behind the next sync if there is one, and
+     * left alone otherwise. NULL: the host looks. */
     h3_status (*scan)(h3_dev *d, const void *p, h3_scan kind, size_t stride, size_t n, int *bad);
     h3_load_stat loaded;
     /* All stores of this device, kept by store.c, and what the caller calls those made from now on.
@@ -134,7 +135,8 @@ struct h3_dev {
      *  was given back since. */
     h3_status (*replay)(h3_dev *d, h3_recording *r, bool *done);
     void (*forget)(h3_dev *d, h3_recording *r);
-    const char *unrecorded; ///< why the last forward went call by call; NULL: it did not. For reports
+    const char
+        *unrecorded; ///< why the last forward went call by call; NULL: it did not. For reports
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
     /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */

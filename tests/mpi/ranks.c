@@ -4,9 +4,9 @@
  *
  *   ranks SCENARIO [N [DEVICE]]      N processes started here, or those of mpirun
  *
- * DEVICE is for the scenarios "near" and "spread": on GPUs products pick their way by the number of
- * rows, so the result of several ranks is near that of one. Each may be off by the tolerance of the
- * DiT's goldens, the two from each other by twice that.
+ * DEVICE is for "cancel", "nan", "killed", and for "near" and "spread": on GPUs products pick their
+ * way by the number of rows, so the result of several ranks is near that of one. Each may be off by
+ * the tolerance of the DiT's goldens, the two from each other by twice that.
  *
  * Every rank also runs the request alone and compares. Exit status 0, or 1 with a line for each
  * difference.
@@ -316,6 +316,19 @@ static void join(model *z)
     if (comm) comm->cancel = &z->cancel;
 }
 
+/* The device of the command line; GPUs are shared out. */
+static const char *near_device = "cpu";
+
+static const char *device_of_rank(void)
+{
+    static char device[32];
+
+    snprintf(device, sizeof device, "%s", near_device);
+    if (strcmp(near_device, "cuda") == 0)
+        snprintf(device, sizeof device, "cuda:%d", comm ? comm->local_rank : 0);
+    return device;
+}
+
 /* -------------------------------------------------------------------------------- scenarios */
 
 static trace quiet(h3_cancel_flag *flag)
@@ -360,8 +373,6 @@ static int same(void)
     return 0;
 }
 
-static const char *near_device = "cpu";
-
 static double distance(const trace *a, const trace *b)
 {
     double d = 0, sum = 0;
@@ -382,8 +393,11 @@ static void near_numbers(const char *device, h3_dtype act, double limit)
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         trace alone = quiet(&z.cancel), shared = quiet(&z.cancel);
         must(run_request(z.m, &requests[i], act, &alone, false), requests[i].name);
+        const size_t held = h3_store_held(z.m->store);
         join(&z);
         must(run_request(z.m, &requests[i], act, &shared, false), requests[i].name);
+        check((h3_store_held(z.m->store) < held) == does_spread, "%s: weights of %zu and %zu bytes",
+              requests[i].name, held, h3_store_held(z.m->store));
         if (h3_comm_rank(comm) == 0 && i == 0)
             printf("%s, ranks by %s\n", device, comm ? comm->name : "none");
         h3_comm_detach(comm, z.d);
@@ -396,16 +410,6 @@ static void near_numbers(const char *device, h3_dtype act, double limit)
         free(shared.at);
     }
     close_model(&z);
-}
-
-static const char *device_of_rank(void)
-{
-    static char device[32];
-
-    snprintf(device, sizeof device, "%s", near_device);
-    if (strcmp(near_device, "cuda") == 0)
-        snprintf(device, sizeof device, "cuda:%d", comm ? comm->local_rank : 0);
-    return device;
 }
 
 static int near_one_rank(void)
@@ -456,7 +460,7 @@ static int cancel(void)
     trace t;
     h3_status st;
 
-    open_model(&z, "cpu", 4 * h3_comm_size(comm));
+    open_model(&z, device_of_rank(), 4 * h3_comm_size(comm));
     t = quiet(&z.cancel);
     if (h3_comm_rank(comm) == h3_comm_size(comm) - 1) t.stop_at = 0;
     join(&z);
@@ -475,7 +479,7 @@ static int nan_row(void)
     trace t;
     h3_status st;
 
-    open_model(&z, "cpu", 4 * h3_comm_size(comm));
+    open_model(&z, device_of_rank(), 4 * h3_comm_size(comm));
     t = quiet(&z.cancel);
     join(&z);
     st = h3_comm_agree(comm, run_request(z.m, &requests[4], H3_F32, &t, true));
@@ -495,7 +499,7 @@ static int killed(void)
     trace t;
     h3_status st;
 
-    open_model(&z, "cpu", 4 * h3_comm_size(comm));
+    open_model(&z, device_of_rank(), 4 * h3_comm_size(comm));
     t = quiet(&z.cancel);
     if (h3_comm_rank(comm) == last) t.die_at = 0;
     join(&z);

@@ -73,6 +73,13 @@ static h3_status give_up(nccl_link *l, h3_status st)
     return st;
 }
 
+static void cut(h3_comm *c)
+{
+    nccl_link *l = c->device_state;
+
+    (void)give_up(l, H3_OK);
+}
+
 /* The communicator works without blocking; this waits for what it was asked. */
 static h3_status settle(h3_comm *c, nccl_link *l)
 {
@@ -223,6 +230,7 @@ static void detach(h3_comm *c)
     c->device_state = NULL;
     c->link.exchange_on = NULL;
     c->link.begin_on = NULL;
+    c->link.cut = NULL;
     c->link.finish_on = NULL;
     c->link.detach = NULL;
 }
@@ -277,6 +285,7 @@ h3_status h3_nccl_attach(h3_comm *c, h3_dev *d)
     d->sync = sync_after;
     c->link.exchange_on = exchange_on;
     c->link.begin_on = begin_on;
+    c->link.cut = cut;
     c->link.finish_on = finish_on;
     ncclGetVersion(&version);
     snprintf(c->name, sizeof c->name, "%.12s + nccl", l->host_name);
