@@ -6,6 +6,7 @@ Scenes and prompts come from worker processes; rendering and coding run on the t
 
 import multiprocessing
 import random
+import re
 
 import numpy as np
 import torch
@@ -33,6 +34,21 @@ def encode_text(texts):
     if _TOKENIZER is None:
         _TOKENIZER = nets.load_tokenizer()
     return [e.ids for e in _TOKENIZER.encode_batch(texts, add_special_tokens=False)]
+
+
+SHAPE_WORD = re.compile(r"\b(%s)\b" % "|".join(sorted({w for ws in prompts.SHAPE_WORDS.values() for w in ws}, key=len)[::-1]))
+
+
+def encode_vague(texts):
+    """`encode_text` with the word "shape" for every token of the words that name one."""
+    out = encode_text(texts)
+    (vague,) = encode_text([" shape"])[0]
+    for ids, text, encoding in zip(out, texts, _TOKENIZER.encode_batch(texts, add_special_tokens=False)):
+        for found in SHAPE_WORD.finditer(text):
+            for i, (start, end) in enumerate(encoding.offsets):
+                if end > found.start() and start < found.end():
+                    ids[i] = vague
+    return out
 
 
 def presentation(images, height, width):
@@ -121,18 +137,25 @@ def writer_for(seed):
     return prompts.Writer(random.Random(seed))
 
 
+TIDY = 0.8  # share of the clips
+
+
 def write_chunk(seed, index, height, width, frames, count, paraphrases):
-    """Scenes of a chunk and, per task, rows `(clip, token ids)`."""
+    """Scenes of a chunk and, per task, rows `(clip, token ids, the same without the shape)`.
+
+    A keyframe may show anything, so that task sees all clips, the others the tidy ones.
+    """
     rng, writer = np.random.default_rng((seed, index)), writer_for(seed * 1_000_003 + index)
-    s = world.sample_scenes(rng, count, height, width, frames, p_two=0.12)
+    s = world.sample_scenes(rng, count, height, width, frames, p_two=0.1, tidy=TIDY)
     rows = {}
     for task, write, share in (("t2va", writer.any_prompt, 1.0), ("fl2va", writer.keyframe_prompt, 0.4),
                                ("ref2va", writer.reference_prompt, 0.6)):
-        clips = [i for i in range(count) if task != "ref2va" or not s.two[i]]
+        clips = [i for i in range(count) if task == "fl2va" or s.tidy[i] and not (task == "ref2va" and s.two[i])]
         clips = clips[: int(len(clips) * share)] if task != "t2va" else clips
         # Every scene is written several times in other words.
         again = [i for i in clips for _ in range(paraphrases if task == "t2va" else max(1, paraphrases // 2))]
-        rows[task] = list(zip(again, encode_text([write(s, i) for i in again])))
+        texts = [write(s, i) for i in again]
+        rows[task] = list(zip(again, encode_text(texts), encode_vague(texts)))
     return s, rows
 
 
@@ -176,17 +199,18 @@ class Workers:
 
 
 class Pool:
-    def __init__(self, height, width, frames, capacity, codec, weight, workers, seed, chunk=64, paraphrases=4):
+    def __init__(self, height, width, frames, capacity, codec, weight, workers, seed, chunk=64, paraphrases=4,
+                 stride=1):
         self.height, self.width, self.frames, self.weight = height, width, frames, weight
         self.codec, self.workers, self.seed, self.paraphrases = codec, workers, seed, paraphrases
         self.chunk = min(chunk, capacity)
         self.capacity = capacity // self.chunk * self.chunk
         self.t, self.a = world.video_latents(frames), world.audio_latents(frames)
         self.h, self.w = height // 16, width // 16
-        self.n, self.asked = 0, 0
+        self.n, self.asked, self.stride = 0, 0, stride
         self.key = (height, width, frames)
         self.store = {}
-        self.lengths = {task: {} for task in TASKS}  # task -> token count -> ([clip], [ids])
+        self.lengths = {task: {} for task in TASKS}  # task -> token count -> ([clip], [ids], [vague ids])
         for _ in range(3):
             self._ask()
 
@@ -228,25 +252,24 @@ class Pool:
                 self.store[name] = torch.empty((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
             self.store[name][self.n : self.n + s.n] = value
         for task in TASKS:
-            for clip, ids in rows[task]:
-                clips, texts = self.lengths[task].setdefault(len(ids), ([], []))
-                clips.append(self.n + clip)
-                texts.append(ids)
+            for clip, ids, vague in rows[task]:
+                for column, value in zip(self.lengths[task].setdefault(len(ids), ([], [], [])), (self.n + clip, ids, vague)):
+                    column.append(value)
         self.n += s.n
 
     def draw(self, task, rng, batch):
         """A training batch: one prompt length, hence one packed layout."""
         table = self.lengths[task]
-        lengths = list(table)
+        lengths = [k for k in table if (k + self.seed // 100) % self.stride == 0] or list(table)
         counts = np.array([len(table[k][0]) for k in lengths], dtype=np.float64)
         # Rare lengths would repeat the same few clips.
         counts = np.where(counts >= min(max(8, batch // 6), counts.max()), counts, 0)
-        clips, texts = table[lengths[rng.choice(len(lengths), p=counts / counts.sum())]]
+        clips, texts, vague = table[lengths[rng.choice(len(lengths), p=counts / counts.sum())]]
         pick = rng.integers(0, len(clips), batch)
         device = self.codec.device
         move = lambda v: torch.as_tensor(np.array(v)).to(device, non_blocking=True)
         index = move([clips[i] for i in pick])
-        out = dict(ids=move([texts[i] for i in pick]), z=self.store["z"][index].float(),
+        out = dict(ids=move([texts[i] for i in pick]), vague=move([vague[i] for i in pick]), z=self.store["z"][index].float(),
                    a=self.store["a"][index].float())
         if task == "fl2va":
             out["images"] = self.store["ends"][index].float() / 255

@@ -25,8 +25,8 @@ import train_video_vae
 
 # height, width, frames, clips kept, share of the training time; before and after TURN of the run
 POOLS = (
-    (256, 256, 22, 36000, 0.60, 0.36),
-    (256, 256, 56, 36000, 0.25, 0.46),
+    (256, 256, 22, 36000, 0.60, 0.22),
+    (256, 256, 56, 36000, 0.25, 0.60),
     (256, 256, 39, 3000, 0.05, 0.04),
     (256, 256, 90, 1500, 0.00, 0.02),
     (256, 256, 124, 1500, 0.04, 0.04),
@@ -40,7 +40,7 @@ TOY_POOLS = ((64, 64, 22, 32, 0.7, 0.5), (64, 96, 39, 16, 0.3, 0.5))
 TURN = 0.45
 # tasks of a step, before and after CONDITIONS of the run
 CONDITIONS = 0.2
-TASK_SHARES = ((1.0, 0.0, 0.0), (0.68, 0.11, 0.21))
+TASK_SHARES = ((1.0, 0.0, 0.0), (0.66, 0.10, 0.24))
 
 
 def load_audio(folder):
@@ -193,7 +193,37 @@ def small_counts(z, u):
     return torch.where(u < DECIDED, weight / weight.mean(), torch.ones_like(weight))
 
 
-def flow_loss(dit, text, codec, batch, shown, cores, near, levels=None):
+class Guide:
+    """A weaker model of the same sizes (an earlier checkpoint) that reads the prompt without its shape.
+
+    Sampling along v + s (v - v_weak) undoes what both models get wrong in the same direction, the weak one more: smeared
+    outlines, arms of a star that do not meet; and it goes from just any shape to the one that was asked for.  Training
+    with that as the target makes it part of the model, so that one forward a step stays enough.  v is the trained model's
+    own and grows with it, so a share s < 1 comes to a strength of 1 / (1 - s) in the end.
+    """
+
+    RANGE = 0.05, 0.95  # of u; at the ends there is nothing to sharpen, and sampling would lose variety
+
+    def __init__(self, folder, share, device, dtype):
+        self.share = share
+        self.dit, self.text = nets.build_dit(), nets.build_text_encoder()
+        self.dit.load_state_dict({k: v.float() for k, v in load_file(os.path.join(folder, "dit.safetensors")).items()})
+        state = {k: v.float() for k, v in load_file(os.path.join(folder, "text_encoder.safetensors")).items()}
+        self.text.load_state_dict({**state, "lm_head.weight": state["model.language_model.embed_tokens.weight"]})
+        nets.cast_like_checkpoint(self.dit.to(device).eval(), dtype)
+        self.text.to(device=device, dtype=dtype).eval()
+        for module in (self.dit, self.text):
+            module.requires_grad_(False)
+
+    @torch.no_grad()
+    def push(self, pv, u, *args):
+        """What is added to the target of the video; `args` of `predict` after its models."""
+        weak, _ = predict(self.dit, self.text, *args)
+        share = self.share * ((u > self.RANGE[0]) & (u < self.RANGE[1])).float()
+        return share[:, None, None] * (pv.detach().float() - weak.float())
+
+
+def flow_loss(dit, text, codec, batch, shown, cores, near, levels=None, guide=None):
     images, rows = batch.get("images"), None
     if images is not None:
         rows = condition_rows(codec, images)
@@ -204,8 +234,10 @@ def flow_loss(dit, text, codec, batch, shown, cores, near, levels=None):
     ev, ea = torch.randn_like(z), torch.randn_like(a)
     xv = (1 - sv)[:, None, None] * z + sv[:, None, None] * ev
     xa = (1 - sa)[:, None, None] * a + sa[:, None, None] * ea
-    pv, pa = predict(dit, text, shown, batch["ids"], images, rows, xv, xa, 1 - sv, 1 - sa, cores)
-    lv = (pv.float() - (z - ev)).square().mean((1, 2))
+    given = images, rows, xv, xa, 1 - sv, 1 - sa, cores
+    pv, pa = predict(dit, text, shown, batch["ids"], *given)
+    goal = z - ev if guide is None else z - ev + guide.push(pv, u, shown, batch["vague"], *given)
+    lv = (pv.float() - goal).square().mean((1, 2))
     la = (pa.float() - (a - ea)).square().mean((1, 2))
     wv, wa = (lv, la) if levels is None else levels.divide(u, lv, la)
     return (wv * small_counts(z, u) + AUDIO_WEIGHT * wa).mean(), lv.mean(), la.mean()
@@ -288,9 +320,10 @@ class Step:
     step (geometry, task, prompt length) that came up twice is captured and replayed from then on.
     """
 
-    def __init__(self, dit, text, trainer, pools, conditioning, cores, tokens, seed, rank, near=0.0, graphs=False):
+    def __init__(self, dit, text, trainer, pools, conditioning, cores, tokens, seed, rank, near=0.0, graphs=False,
+                 guide=None):
         self.dit, self.text, self.trainer, self.pools = dit, text, trainer, pools
-        self.conditioning, self.cores, self.tokens, self.near = conditioning, cores, tokens, near
+        self.conditioning, self.cores, self.tokens, self.near, self.guide = conditioning, cores, tokens, near, guide
         # What kind of step it is has to be the same on all ranks; what is in it must not be.
         self.shared, self.own = np.random.default_rng(seed), np.random.default_rng((seed, rank))
         self.graphs, self.memory = ({}, torch.cuda.graph_pool_handle()) if graphs else (None, None)
@@ -315,7 +348,7 @@ class Step:
 
     def descend(self, task, batch, shown):
         loss, lv, la = flow_loss(self.dit, self.text, self.pools[0].codec, batch, shown, self.cores, self.near,
-                                 self.levels)
+                                 self.levels, self.guide)
         loss.backward()
         norm, note = self.trainer.apply()
         self.totals[task] += torch.stack((lv.detach(), la.detach(), torch.ones_like(lv).detach(), norm))
@@ -410,6 +443,9 @@ def main():
     parser.add_argument("--hold", type=float, default=0.45, help="where in the schedule the rate begins to fall")
     parser.add_argument("--others", type=float, default=1.0, help="factor on the shares of all but the two main geometries")
     parser.add_argument("--near", type=float, default=0.0, help="share of samples drawn nearer to the clean end")
+    parser.add_argument("--guide", help="folder of a weaker checkpoint that the target is pushed away from")
+    parser.add_argument("--guide-share", type=float, default=0.5, help="how far; see Guide")
+    parser.add_argument("--stride", type=int, default=1, help="only every so manyth prompt length: fewer graphs to capture")
     parser.add_argument("--graphs", action="store_true", help="capture steps as CUDA graphs (one device)")
     parser.add_argument("--compiler-cache", help="file of compiled kernels, read if it is there, written else")
     parser.add_argument("--save-every", type=float, default=100, help="seconds between checkpoints")
@@ -454,7 +490,8 @@ def main():
     conditioning = Conditioning(dit, text, device)
     table = TOY_POOLS if args.toy else POOLS
     pools = [data.Pool(h, w, f, int(n * (1 if args.toy else args.scale)), codec, (early, late), workers,
-                       args.seed * 100 + rank + 10 * first, chunk=16 if args.toy else 64 if f < 80 else 32)
+                       args.seed * 100 + rank + 10 * first, chunk=16 if args.toy else 64 if f < 80 else 32,
+                       stride=args.stride)
              for h, w, f, n, early, late in table if args.toy or args.others or (h, w, f) in MAIN]
     for pool in pools:
         if pool.key not in MAIN:
@@ -475,13 +512,14 @@ def main():
         torch.cuda.synchronize()
         torch.cuda.set_stream(torch.cuda.Stream())
     step = Step(dit, text, trainer, pools, conditioning, cores, args.tokens if not args.toy else 2000,
-                args.seed + first, rank, args.near, graphs)
+                args.seed + first, rank, args.near, graphs,
+                Guide(args.guide, args.guide_share, device, dtype) if args.guide else None)
     if step.cores[0] is not nets.block_core:
         try:
             for pool in pools[:2]:
                 batch = step.draw(pool, "t2va", ())
                 shown = conditioning.get(pool, "t2va", batch["ids"].shape[1], ())
-                flow_loss(dit, text, codec, batch, shown, step.cores, 0.0)[0].backward()
+                flow_loss(dit, text, codec, batch, shown, step.cores, 0.0, None, step.guide)[0].backward()
                 print(f"compiled after {time.time() - began:.1f} s", flush=True)
         except Exception as error:  # a compiler that is missing or fails costs speed, not the run
             print("no compilation:", type(error).__name__, str(error)[:500], flush=True)
