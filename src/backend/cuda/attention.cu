@@ -359,15 +359,36 @@ extern "C" cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a)
     return H3_RUN(amax_kernel, grid, 256, 0, s, *a);
 }
 
-/* y = x * 448 / amax; row 0 also writes what undoes it. */
+static __device__ __forceinline__ float factor_of(const h3_heads8_one &t)
+{
+    const float top = __uint_as_float(*t.amax);
+    return top > 0 ? 448.0f / top : 1.0f;
+}
+
+static __global__ void descale_kernel(const __grid_constant__ h3_heads8 a, float *scale, float *rows,
+                                      int64_t n)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const float last = 1.0f / factor_of(a.of[a.n - 1]);
+    if (i < a.n) *a.of[i].descale = 1.0f / factor_of(a.of[i]);
+    if (i == 0) *scale = 1.0f / last;
+    if (i < n) rows[i] = last;
+}
+
+extern "C" cudaError_t h3_k_descale(cudaStream_t s, const h3_heads8 *a, float *scale, float *rows,
+                                    int64_t n)
+{
+    if (a->n == 0) return cudaSuccess;
+    return H3_RUN(descale_kernel, (unsigned)div_up(n ? n : 1, 256), 256, 0, s, *a, scale, rows, n);
+}
+
 static __global__ void heads_e4m3_kernel(const __grid_constant__ h3_heads8 a)
 {
     const h3_heads8_one &t = a.of[blockIdx.y];
-    const float top = __uint_as_float(*t.amax), scale = top > 0 ? 448.0f / top : 1.0f;
+    const float scale = factor_of(t);
     const int per = (int)a.D / 8, n = (int)t.H * per;
     const int64_t s = blockIdx.x;
     float u[8];
-    if (s == 0 && threadIdx.x == 0) *t.descale = 1.0f / scale;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const int h = i / per, c = (i - h * per) * 8;
         load<8>(t.x, K_BF16, s * t.st_s + h * t.st_h + c, u);
@@ -383,21 +404,6 @@ extern "C" cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a)
     const dim3 grid((unsigned)a->S, (unsigned)a->n);
     if (a->S == 0 || a->n == 0) return cudaSuccess;
     return H3_RUN(heads_e4m3_kernel, grid, 256, 0, s, *a);
-}
-
-static __global__ void reciprocal_kernel(float *y, const float *x, const float *one, float *scales,
-                                         int64_t n)
-{
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i == 0) *y = *one / *x;
-    if (i < n) scales[i] = *x;
-}
-
-extern "C" cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one,
-                                       float *scales, int64_t n)
-{
-    return H3_RUN(reciprocal_kernel, (unsigned)div_up(n ? n : 1, 256), 256, 0, s, y, x, one, scales,
-                  n);
 }
 
 static __global__ void from_e4m3_kernel(void *y, int dtype, const unsigned char *x, int64_t n,

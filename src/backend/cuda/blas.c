@@ -5,11 +5,11 @@
  * a tenth off the best. So the first time a large product of some shape is asked for, its
  * candidates are run on the operands at hand and the fastest is remembered; small products take the
  * first answer. What the heuristic offers differs from the best in how tiles are ordered and
- * grouped, so such neighbours are tried too; and a card that lowers its clocks to keep its power
- * prefers another one than a cool card does, so the last choice is made under load.
- * H3_CUDA_TUNE=long takes four times as long for it, H3_CUDA_TUNE=quick leaves both out. Choices
- * are kept in a file beside the user's other caches, per GPU and library version, and checked again
- * by the library before they are used.
+ * grouped, so such neighbours are tried too; and a card that keeps to its power changes its clocks
+ * all the time, so the last choice is made in turns, run by run. (Each finalist by itself under
+ * load was tried: what came after a hungry one looked slow.) H3_CUDA_TUNE=long takes four times as
+ * long for it, H3_CUDA_TUNE=quick leaves both out. Choices are kept in a file beside the user's
+ * other caches, per GPU and library version, and checked again by the library before they are used.
  *
  * cuBLASLt is column-major: it computes y^T = w x^T, where our rows are its columns. Reductions
  * across blocks are restricted to those that add in f32, so that every algorithm keeps ops.h's one
@@ -27,12 +27,11 @@ enum {
     WORKSPACE = 64 << 20,
     N_BUCKETS = 256,
     FINALISTS = 4, // run again after the first round
-    LOADED = 6,    // of large products, under load
-    ROUNDS = 4     // of which the first one only warms
+    IN_TURNS = 8   // of large products
 };
 /* Milliseconds from which on a product decides the card's clocks, and what finding its best
- * algorithm may take: neighbours, each finalist in a round. */
-static const float is_large = 0.15f, widen_ms = 250, load_ms = 12;
+ * algorithm may take: neighbours, finalists in turns. */
+static const float is_large = 0.15f, widen_ms = 250, turns_ms = 250;
 /* Floating-point operations worth measuring: from some 10 microseconds on. Medium products gain
  * most: whether they are cut along k decides how much of the GPU they fill. */
 static const double worth_measuring = 2e8;
@@ -86,7 +85,7 @@ static void cache_path(h3_lt_cache *c, const h3_backend *b)
     snprintf(device, sizeof device, "%.60s", b->prop.name);
     for (char *p = device; *p; p++)
         if (*p == ' ' || *p == '/') *p = '-';
-    char *name = h3_strdupf("cublaslt2-%zu-%s-%d.bin", cublasLtGetVersion(), device,
+    char *name = h3_strdupf("cublaslt3-%zu-%s-%d.bin", cublasLtGetVersion(), device,
                             b->prop.multiProcessorCount);
     path = h3_cache_path(name);
     if (path && strlen(path) < sizeof c->path) strcpy(c->path, path);
@@ -408,35 +407,20 @@ static h3_status widen(h3_dev *d, const call *c, const h3_mm *mm, field *f, int 
     return H3_OK;
 }
 
-/* Milliseconds of `times` runs on end. */
-static h3_status time_row(h3_dev *d, const call *c, const h3_mm *mm,
-                          const cublasLtMatmulHeuristicResult_t *r, int times, float *ms)
+/* The finalists run by run in turns: clocks that go up and down meet all of them alike. */
+static h3_status measure_in_turns(h3_dev *d, const call *c, const h3_mm *mm, field *f)
 {
-    h3_lt_cache *cache = d->backend->lt_cache;
-
-    *ms = 1e30f;
-    H3_CUDA_TRY(cudaEventRecord(cache->from, d->backend->stream));
-    for (int i = 0; i < times; i++)
-        if (run(d, c, mm, &r->algo, r->workspaceSize) != CUBLAS_STATUS_SUCCESS) return H3_OK;
-    H3_CUDA_TRY(cudaEventRecord(cache->to, d->backend->stream));
-    H3_CUDA_TRY(cudaEventSynchronize(cache->to));
-    H3_CUDA_TRY(cudaEventElapsedTime(ms, cache->from, cache->to));
-    return H3_OK;
-}
-
-/* The finalists in turns, long enough for the clocks to settle, so that all see the same ones. */
-static h3_status measure_loaded(h3_dev *d, const call *c, const h3_mm *mm, field *f)
-{
-    const float patience = d->backend->lt_cache->patience;
-    const int n = f->n < LOADED ? f->n : LOADED;
-    float sum[LOADED] = {0}, ms;
+    const int n = f->n < IN_TURNS ? f->n : IN_TURNS;
+    const float fits = turns_ms * d->backend->lt_cache->patience / ((float)n * f->ms[0]);
+    const int rounds = fits < 3 ? 3 : fits > 24 ? 24 : (int)fits;
+    float sum[IN_TURNS] = {0}, ms;
     int best = 0;
 
-    for (int round = 0; round < ROUNDS; round++)
+    for (int round = 0; round <= rounds; round++)
         for (int i = 0; i < n; i++) {
-            const int times = 1 + (int)(load_ms * patience / f->ms[i]);
-            H3_TRY(time_row(d, c, mm, &f->r[i], times, &ms));
-            if (round > 0) sum[i] += ms / (float)times;
+            const int at = (i + round) % n; // none always comes after the same one
+            H3_TRY(time_one(d, c, mm, &f->r[at], 1, &ms));
+            if (round > 0) sum[at] += ms;
         }
     for (int i = 1; i < n; i++)
         if (sum[i] < sum[best]) best = i;
@@ -452,7 +436,13 @@ static h3_status measure(h3_dev *d, const call *c, const h3_mm *mm, field *f)
 
     H3_TRY(time_one(d, c, mm, &f->r[0], 2, &f->ms[0])); // the first launch loads code
     for (int i = 0; i < f->n; i++)
-        H3_TRY(time_one(d, c, mm, &f->r[i], 2, &f->ms[i]));
+        f->ms[i] = 1e30f;
+    for (int k = 0; k < 2 * f->n; k++) {
+        const int i = k % f->n;
+        float ms;
+        H3_TRY(time_one(d, c, mm, &f->r[i], 1, &ms));
+        if (ms < f->ms[i]) f->ms[i] = ms;
+    }
     sort(f);
     if (patience > 0 && f->ms[0] > is_large) {
         for (int k = 0; k < 4 && spent < widen_ms * patience; k++) {
@@ -463,7 +453,7 @@ static h3_status measure(h3_dev *d, const call *c, const h3_mm *mm, field *f)
             H3_TRY(widen(d, c, mm, f, i, widen_ms * patience, &spent));
             sort(f);
         }
-        return measure_loaded(d, c, mm, f);
+        return measure_in_turns(d, c, mm, f);
     }
     int best = 0;
     for (int i = 0; i < f->n && i < FINALISTS; i++) {

@@ -244,11 +244,10 @@ typedef struct h3_heads8 {
 } h3_heads8;
 /** *amax = max(*amax, |x|) for each. */
 cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a);
-/** y = x * 448 / amax, *descale = amax / 448 for each. */
+/** *descale = amax / 448 for each; *scale = 1 / the last of them, rows[i] = it for i < n. */
+cudaError_t h3_k_descale(cudaStream_t s, const h3_heads8 *a, float *scale, float *rows, int64_t n);
+/** y = x * 448 / amax for each. */
 cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a);
-/** *y = *one / *x; scales[i] = *x for i < n. */
-cudaError_t h3_k_reciprocal(cudaStream_t s, float *y, const float *x, const float *one,
-                            float *scales, int64_t n);
 /** y [rows, cols] = x * *scale for e4m3 x. cols a multiple of 8. */
 cudaError_t h3_k_from_e4m3(cudaStream_t s, void *y, uint8_t dtype, const void *x, int64_t rows,
                            int64_t cols, const float *scale);

@@ -73,8 +73,12 @@ static void cuda_forget(h3_dev *d, h3_recording *r)
 static h3_status cuda_record(h3_dev *d)
 {
     h3_backend *b = d->backend;
-    h3_recording *r = calloc(1, sizeof *r);
+    const char *wish = getenv("H3_CUDA_GRAPH");
+    h3_recording *r;
 
+    if (b->math == H3_CUDA_FP8 && !(wish && strcmp(wish, "on") == 0))
+        return h3_fail(H3_E_UNSUPPORTED, "%s: steps in fp8 are not recorded", d->name);
+    r = calloc(1, sizeof *r);
     if (!r) return h3_fail(H3_E_NOMEM, "no memory for a recording");
     memcpy(r->stat, d->stat, sizeof r->stat);
     memcpy(r->counts, b->counts, sizeof r->counts);
@@ -89,6 +93,27 @@ static h3_status cuda_record(h3_dev *d)
     return H3_OK;
 }
 
+/* A copy from the host's memory would read at every replay what lies there then. */
+static bool keeps_to_device(cudaGraph_t graph, size_t n)
+{
+    cudaGraphNode_t *node = malloc((n ? n : 1) * sizeof *node);
+    bool does = node && cudaGraphGetNodes(graph, node, &n) == cudaSuccess;
+
+    for (size_t i = 0; does && i < n; i++) {
+        enum cudaGraphNodeType type;
+        struct cudaMemcpy3DParms copy;
+        does = cudaGraphNodeGetType(node[i], &type) == cudaSuccess;
+        if (!does || type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemset ||
+            type == cudaGraphNodeTypeEmpty)
+            continue;
+        does = type == cudaGraphNodeTypeMemcpy &&
+               cudaGraphMemcpyNodeGetParams(node[i], &copy) == cudaSuccess &&
+               copy.kind == cudaMemcpyDeviceToDevice;
+    }
+    free(node);
+    return does;
+}
+
 static void cuda_recorded(h3_dev *d, h3_recording **out)
 {
     h3_backend *b = d->backend;
@@ -101,7 +126,7 @@ static void cuda_recorded(h3_dev *d, h3_recording **out)
     keep_difference(d, r);
     const bool is_good = cudaStreamEndCapture(b->stream, &graph) == cudaSuccess && graph &&
                          cudaGraphGetNodes(graph, NULL, &nodes) == cudaSuccess && nodes > 0 &&
-                         r->generation == b->generation &&
+                         r->generation == b->generation && keeps_to_device(graph, nodes) &&
                          cudaGraphInstantiate(&r->exec, graph, 0) == cudaSuccess;
     if (graph) cudaGraphDestroy(graph);
     r->nodes = nodes;

@@ -1068,7 +1068,7 @@ struct rope_args {
     const float *g;
     const void *cos, *sin;
     int64_t n, H, D, st_s, st_h, R, cos_s, sin_s;
-    float eps;
+    float eps, per_D; // 1 / D
     int dtype, table;
     bool round_first;
     void *q8; // dense e4m3 by a factor that the norm promises to be enough, and nothing else; or NULL
@@ -1228,7 +1228,7 @@ static __device__ __forceinline__ void norm_head(const rope_args &a, const float
 #pragma unroll
     for (int o = L / 2; o > 0; o /= 2)
         ss += __shfl_xor_sync(0xffffffffu, ss, o);
-    const float inv = rsqrtf(ss / (float)a.D + a.eps); // good to 2^-22, for numbers of 8 bits
+    const float inv = rsqrtf(ss * a.per_D + a.eps); // good to 2^-22, for numbers of 8 bits
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float x = f[k].x * inv, y = f[k].y * inv;
@@ -1391,8 +1391,11 @@ static bool is_wide_head(const void *x, uint8_t dtype, const int64_t ne[3], cons
 static rope_args rope_of(void *x, uint8_t dtype, const int64_t ne[3], const int64_t st[2],
                          const float *g, float eps, h3_rows cos, h3_rows sin)
 {
-    return {x,         g,         cos.p, sin.p, ne[0] * ne[1], ne[1],   ne[2], st[0], st[1], cos.cols,
-            cos.st[0], sin.st[0], eps,   dtype, cos.dtype,     false, NULL,  NULL};
+    return {x,         g,         cos.p, sin.p,
+            ne[0] * ne[1],        ne[1], ne[2], st[0],
+            st[1],     cos.cols,  cos.st[0],    sin.st[0],
+            eps,       1.0f / (float)ne[2],     dtype, cos.dtype,
+            false,     NULL,      NULL};
 }
 
 extern "C" cudaError_t h3_k_head_norm_rope(cudaStream_t s, void *x, uint8_t dtype,

@@ -42,7 +42,8 @@ struct h3_sdpa_cache {
     plan *first;
     int32_t *cu; ///< device copy of segment bounds
     int cu_cap;
-    float *scalars; ///< device: scales of the e4m3 graph
+    float *scalars;     ///< device: scales of the e4m3 graph
+    bool is_amax_clear; ///< the three maxima there are 0
 };
 
 /* Unique ids. BUILT is the first of tensors that exist inside a graph only. */
@@ -560,9 +561,27 @@ static bool has_heads8(const h3_backend *b, const job *j)
            b->heads8.k == j->k.data;
 }
 
-/* q, k, v to e4m3, each with one scale. The sum of weighted values never exceeds the largest value,
- * so v's scale serves o too. */
-static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3])
+static h3_status clear_maxima(h3_dev *d)
+{
+    h3_sdpa_cache *c = d->backend->sdpa_cache;
+
+    H3_CUDA_TRY(cudaMemsetAsync(c->scalars + AMAX_Q, 0, 3 * APART * sizeof *c->scalars,
+                                d->backend->stream));
+    c->is_amax_clear = true;
+    return H3_OK;
+}
+
+/*
+ * q, k, v to e4m3, each with one scale; what undoes v's to rows [n]. The sum of weighted values
+ * never exceeds the largest value, so v's scale serves o too.
+ *
+ * cuDNN's kernel was seen to read scales that the kernel right before it had written a moment too
+ * late (its launch may overlap the end of that kernel, in a recorded step more often): scales are
+ * written before the values, and what comes last is no kernel but the clearing of the maxima for
+ * the next time.
+ */
+static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3], float *rows,
+                                int64_t n)
 {
     h3_backend *b = d->backend;
     float *sc = b->sdpa_cache->scalars;
@@ -575,7 +594,8 @@ static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3])
     for (int i = 0; i < 3; i++)
         bytes += (size_t)(S * in[i].ne[1] * D);
     H3_TRY(h3_cuda_grow(d, &b->attn8, bytes)); // never moves what waits there: as large then
-    H3_CUDA_TRY(cudaMemsetAsync(sc + AMAX_Q, 0, 3 * APART * sizeof *sc, b->stream));
+    if (!b->sdpa_cache->is_amax_clear) H3_TRY(clear_maxima(d));
+    b->sdpa_cache->is_amax_clear = false;
     for (int i = 0; i < 3; i++) {
         out[i] = (unsigned char *)b->attn8.p + at;
         at += (size_t)(S * in[i].ne[1] * D);
@@ -589,8 +609,9 @@ static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3])
                                       .H = in[i].ne[1]};
     }
     H3_LAUNCH(d, h3_k_amax(b->stream, &a));
+    H3_LAUNCH(d, h3_k_descale(b->stream, &a, sc + SCALE_O, rows, n));
     H3_LAUNCH(d, h3_k_heads_e4m3(b->stream, &a));
-    return H3_OK;
+    return clear_maxima(d);
 }
 
 /* Under math fp8, for one long document in bf16. What attention writes in e4m3 stays so for a
@@ -618,13 +639,11 @@ static h3_status by_cudnn_fp8(h3_dev *d, const job *j, bool *done)
                        (long long)S);
     }
     sc = b->sdpa_cache->scalars;
-    H3_TRY(quantise_heads(d, j, in));
+    H3_TRY(quantise_heads(d, j, in, slot ? slot->scales.p : NULL, slot ? S : 0));
     if (!slot) {
         H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * H * D)));
         o = b->quant[0].p;
     }
-    H3_LAUNCH(d, h3_k_reciprocal(b->stream, sc + SCALE_O, sc + DESCALE_V, sc + ONE,
-                                 slot ? slot->scales.p : NULL, slot ? S : 0));
     void *io[] = {in[0],          in[1],          in[2],          o,        &scale,
                   sc + DESCALE_Q, sc + DESCALE_K, sc + DESCALE_V, sc + ONE, sc + ONE,
                   sc + SCALE_O,   sc + UNUSED_S,  sc + UNUSED_O};
