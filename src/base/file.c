@@ -239,6 +239,31 @@ void h3_map_ahead(const void *p, size_t bytes)
     }
 }
 
+bool h3_map_read(void *dst, const void *p, size_t bytes)
+{
+    const h3_file *f;
+    unsigned char *to = dst;
+    int fd = -1;
+    off_t at = 0;
+
+    pthread_mutex_lock(&maps_lock);
+    f = map_of(p, bytes);
+    if (f) {
+        fd = f->fd;
+        at = (const unsigned char *)p - f->data;
+    }
+    pthread_mutex_unlock(&maps_lock);
+    while (fd >= 0 && bytes > 0) {
+        const ssize_t n = pread(fd, to, bytes, at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        to += n;
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return fd >= 0;
+}
+
 void h3_map_done(const void *p, size_t bytes, bool drops_cache)
 {
     const h3_file *f;

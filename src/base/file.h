@@ -38,6 +38,10 @@ void h3_file_done(const h3_file *f, size_t offset, size_t bytes);
  *          model larger than memory does not push out what is read again soon
  */
 void h3_map_ahead(const void *p, size_t bytes);
+/** Copies bytes of a live map by reading its file: no page of it is mapped for that (and has to be
+ *  unmapped again, which takes longer than the copy). False, and nothing promised about `dst`, for
+ *  what lies in no such map or cannot be read. The map must outlive the call. */
+bool h3_map_read(void *dst, const void *p, size_t bytes);
 void h3_map_done(const void *p, size_t bytes, bool drops_cache);
 
 /** Reads a whole file of at most `max_bytes` into a malloc'd, NUL-terminated buffer (`*size`

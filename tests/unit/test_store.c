@@ -640,6 +640,24 @@ static void test_budget_changes(void **state)
 }
 
 /* Heap memory between maps: hints must not touch it (one of them would clear it). */
+/* What is mapped can be read without touching the map; what is not is refused. */
+static void test_reading_beside_the_map(void **state)
+{
+    fixture *f = *state;
+    const h3_entry *e = h3_manifest_find(f->m, "g05");
+    unsigned char *copy = malloc(BYTES), heap[64] = {1};
+    const size_t before = mapped_now();
+
+    assert_non_null(e);
+    assert_true(h3_map_read(copy, e->data, BYTES));
+    assert_true(mapped_now() < before + (64 << 10));
+    assert_memory_equal(copy, e->data, BYTES);
+    assert_true(h3_map_read(copy, e->data + 4097, 12345));
+    assert_memory_equal(copy, e->data + 4097, 12345);
+    assert_false(h3_map_read(copy, heap, sizeof heap));
+    free(copy);
+}
+
 static void test_heap_is_left_alone(void **state)
 {
     fixture *f = *state;
@@ -663,6 +681,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ring_on_a_device, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_loading_is_counted, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_order_does_not_matter, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_reading_beside_the_map, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_heap_is_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_queues_in_any_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_copies_run_beside_products, set_up, tear_down),

@@ -10,9 +10,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "cuda.h"
+#include "file.h"
 #include "size.h"
 
 _Static_assert(H3_F32 == 0 && H3_BF16 == 1 && H3_F16 == 2 && H3_I32 == 3 && H3_U8 == 4,
@@ -136,17 +136,6 @@ static h3_status open_stages(h3_backend *b, int lanes)
     return H3_OK;
 }
 
-/* Maps all pages of a stretch of file at once; touched one by one they cost more than the copy. */
-static void bring_in(const unsigned char *p, size_t n)
-{
-#ifdef MADV_POPULATE_READ
-    const uintptr_t page = 4096, at = (uintptr_t)p / page * page;
-    (void)madvise((void *)at, (uintptr_t)p + n - at, MADV_POPULATE_READ); // older kernels: no
-#else
-    (void)p, (void)n;
-#endif
-}
-
 /* One slice on its way through a lane's two buffers. */
 static cudaError_t send_slice(h3_backend *b, int slot, unsigned char *to, const unsigned char *from,
                               size_t n)
@@ -154,14 +143,13 @@ static cudaError_t send_slice(h3_backend *b, int slot, unsigned char *to, const 
     cudaError_t e = cudaEventSynchronize(b->stage_free[slot]);
 
     if (e != cudaSuccess) return e;
-    bring_in(from, n);
-    memcpy(b->stage[slot], from, n);
+    if (!h3_map_read(b->stage[slot], from, n)) memcpy(b->stage[slot], from, n); // not of a file
     e = cudaMemcpyAsync(to, b->stage[slot], n, cudaMemcpyHostToDevice, b->stream);
     return e == cudaSuccess ? cudaEventRecord(b->stage_free[slot], b->stream) : e;
 }
 
-/* One thread reads a mapped file at a few GB/s, the bus takes 55: slice by slice through as many
- * lanes as there are threads, none of which waits for another. */
+/* One thread reads a file of the cache at a few GB/s, the bus takes 55: slice by slice through as
+ * many lanes as there are threads, none of which waits for another. */
 static h3_status upload_wide(h3_dev *d, unsigned char *to, const unsigned char *from, size_t bytes)
 {
     h3_backend *b = d->backend;
