@@ -172,34 +172,23 @@ AMX void ISA(h3_cpu_amx_end)(void)
     } while (0)
 
 /* A of n_a pieces, B of n_b, each 1 or 3; everything but the addresses is constant. Of nine
- * products the three below 2^-24 of the whole are left out; of six the five small ones are summed
- * first, over the whole pass, so that sums of full size are rounded once for each pair. */
+ * products the three below 2^-24 of the whole are left out. */
 INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int n_b, int64_t kc,
                            const float *a, const float *b, float *c, bool add)
 {
     enum { TILE = T * T, PIECE = 2 * TILE };
-    const int a_step = n_a * PIECE, b_step = n_b * PIECE;
     float part[AMX_ROWS * NR], *to = add ? part : c;
 
     EACH_SUM(SUM_ZERO);
-    if (n_a > 1 && n_b > 1)
-        for (int64_t k = 0; k < kc / T; k++) {
-            const float *x = a + k * a_step, *y = b + k * b_step;
-            LOAD_BOTH(x, y + 2 * PIECE);
-            DOTS_THEN_B(y + PIECE);
-            DOTS_THEN_A(x + PIECE);
-            DOTS_THEN_B(y);
-            DOTS_THEN_A(x + 2 * PIECE);
-            DOTS(bf16);
-        }
-    for (int64_t k = 0; k < kc; k += T, a += a_step, b += b_step) {
+    for (int64_t k = 0; k < kc; k += T, a += n_a * PIECE, b += n_b * PIECE) {
         LOAD_BOTH(a, b);
-        if (n_a == 1 && n_b > 1) {
+        if (n_b > 1) {
             DOTS_THEN_B(b + 2 * PIECE);
             DOTS_THEN_B(b + PIECE);
         }
-        if (n_a > 1 && n_b == 1) {
+        if (n_a > 1) {
             DOTS_THEN_A(a + PIECE);
+            if (n_b > 1) DOTS_THEN_B(b);
             DOTS_THEN_A(a + 2 * PIECE);
         }
         DOTS(bf16);

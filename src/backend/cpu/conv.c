@@ -195,7 +195,6 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
                     .store = store,
                     .direct = c->stride[2] == 1 ? direct : NULL,
                     .at = offsets};
-    ISA(h3_cpu_use_pieces)(d, &p);
     st = ISA(h3_cpu_product)(d, &p);
     free(offsets);
     free(maps);
@@ -314,7 +313,6 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
                         .at = at};
         for (int64_t k = 0; k < p.k; k++)
             at[k] = k / g.taps * x.st[0] - k % g.taps;
-        ISA(h3_cpu_use_pieces)(d, &p);
         st = ISA(h3_cpu_product)(d, &p);
     }
     free(at);

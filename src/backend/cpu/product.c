@@ -248,10 +248,15 @@ static int64_t panel_floats(const h3_product *p)
     return p->k * NR * (p->is_amx ? p->split.n_b : 1) + PANEL_GAP;
 }
 
+/* Rows of A in tiles at a time on AMX: those of one piece stay in level 1, others in level 2. */
+static int64_t amx_rows(const h3_product *p)
+{
+    return p->split.n_a > 1 ? NB : AMX_ROWS;
+}
+
 static int64_t tile_floats(const h3_product *p)
 {
-    if (!p->is_amx) return (int64_t)NB * LDA;
-    return (int64_t)p->split.n_a * (p->is_pieced ? NB : AMX_ROWS) * p->kc;
+    return p->is_amx ? p->split.n_a * amx_rows(p) * p->kc : (int64_t)NB * LDA;
 }
 
 /* Cycles of a block for each group of k, roughly: its products, bringing its rows of A into tiles,
@@ -264,7 +269,7 @@ static double block_cycles(const h3_product *p, int64_t n_rows, int64_t panels)
     if (!p->is_amx) return rows * lanes / (p->tile ? 64 : 28) + rows + lanes * own;
     const int products = p->split.n_a * p->split.n_b;
     return rows * lanes * (products > 3 ? 6 : products) / 150 + rows * (p->split.n_a > 1 ? 2 : 1) +
-           lanes * (p->is_pieced ? 0.6 + 2 * own : own * p->split.n_b);
+           lanes * own * p->split.n_b;
 }
 
 /* Big blocks bring each operand into cache seldom, small ones feed every thread until the end. */
@@ -298,28 +303,21 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     c.b_bytes = p->share ? (size_t)c.panels * (size_t)panel_floats(p) * sizeof(float) : 0;
     c.thread_bytes = (size_t)tile_floats(p) * sizeof(float) +
                      (size_t)c.per_block * NB * NR * sizeof(float) +
-                     (size_t)(p->is_pieced ? KC + 3 * KC_SPLIT : KC) * NR * sizeof(float);
+                     (size_t)KC * NR * sizeof(float);
     c.thread_bytes = h3_align_up(c.thread_bytes, 64) + h3_align_up(p->row_scratch, 64);
     return c;
 }
 
-/* The same on AMX, where groups are whole tiles: a balanced one would store over its neighbour. */
-static void amx_groups(const h3_product *p, int64_t n, int64_t kc, const float *a, const float *b,
-                       float *c, bool add, bool half)
-{
 #if VL == 16
-    for (int64_t i = 0; i < n; i += AMX_ROWS) {
-        const int rows = (int)least(AMX_ROWS, n - i);
-        const float *from = a + h3_amx_a(i, 0, kc, p->split.n_a, 0);
-        if (p->tile)
-            p->tile(rows, kc, from, b, c + i * NR, add, half);
-        else
-            ISA(h3_cpu_amx_bf16)(&p->split, rows, kc, from, b, c + i * NR, add, half);
-    }
-#else
-    (void)p, (void)n, (void)kc, (void)a, (void)b, (void)c, (void)add, (void)half;
-#endif
+static void amx_tile(const h3_product *p, int rows, int64_t kc, const float *a, const float *b,
+                     float *c, bool add, bool half)
+{
+    if (p->tile)
+        p->tile(rows, kc, a, b, c, add, half);
+    else
+        ISA(h3_cpu_amx_bf16)(&p->split, rows, kc, a, b, c, add, half);
 }
+#endif
 
 /* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
  * `at` NULL: b is packed. */
@@ -339,109 +337,46 @@ static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, c
     }
 }
 
-/* ---------------------------------------------------------------- f32 callbacks on AMX */
-
-void ISA(h3_cpu_use_pieces)(const h3_dev *d, h3_product *p)
-{
-#ifdef H3_AMX_EMULATE
-    enum { LEAST_ROWS = 1, LEAST_COLS = 1 };
-#else
-    enum { LEAST_ROWS = 48, LEAST_COLS = 64 }; // below, making pieces costs more than it saves
-#endif
-
-    if (VL != 16 || d->backend->amx_terms < 6 || p->n < LEAST_ROWS || p->k < LEAST_COLS) return;
-    p->is_amx = p->is_pieced = true;
-    p->cols = p->k;
-    p->k = h3_ceil_div(p->k, 2 * AMX_STEP) * AMX_STEP;
-    p->kc = KC_SPLIT;
-    p->split = (h3_amx_split){.n_a = 3, .n_b = 3};
-}
-
 #if VL == 16
-/* Columns [2 k0, 2 k0 + 2 kc) as far as there are any. */
-static int64_t columns(const h3_product *p, int64_t k0, int64_t kc)
-{
-    return least(2 * kc, p->cols - 2 * k0);
-}
-
-static void pieced_fill(const h3_product *p, int64_t n0, int64_t n, int64_t k0, int64_t kc,
-                        float *dst, void *rows)
-{
-    enum { AT_A_TIME = 8 };
-    const int64_t cols = columns(p, k0, kc);
-    float wide[AT_A_TIME * LDA];
-
-    for (int64_t i = 0; i < n; i += AT_A_TIME) {
-        const int64_t take = least(AT_A_TIME, n - i);
-        p->fill(p->ctx, n0 + i, take, 2 * k0, cols, wide,
-                rows ? (float *)rows + i * p->cols : NULL);
-        for (int64_t r = 0; r < take; r++) {
-            float *from = wide + r * LDA;
-            memset(from + cols, 0, (size_t)(2 * kc - cols) * sizeof *from);
-            for (int64_t k = 0; k < kc; k += VL) {
-                vf piece[3];
-                v_pieces_of(v_load(from + 2 * k), v_load(from + 2 * k + VL), 3, piece);
-                for (int q = 0; q < 3; q++)
-                    v_store(dst + h3_amx_a(i + r, k, kc, 3, q), piece[q]);
-            }
-        }
-    }
-}
-
-/* Pairs of rows of B become pieces; wide [KC][NR] is used where B is not read in place. */
-static void pieced_pack(const h3_product *p, int64_t m0, int64_t m, int64_t k0, int64_t kc,
-                        float *dst, float *wide)
-{
-    const float *at = p->direct ? p->direct(p->ctx, m0, m) : NULL;
-    const int64_t cols = columns(p, k0, kc);
-
-    if (!at) p->pack(p->ctx, m0, m, 2 * k0, cols, wide);
-    for (int64_t k = 0; k < kc; k++) {
-        const float *even =
-            at ? at + p->at[2 * k0 + (2 * k < cols ? 2 * k : 0)] : wide + 2 * k * NR;
-        const float *odd = at ? at + p->at[2 * k0 + (2 * k + 1 < cols ? 2 * k + 1 : 0)] : even + NR;
-        for (int j = 0; j < NR; j += VL) {
-            vf piece[3];
-            v_pieces(2 * k < cols ? v_load(even + j) : v_set(0),
-                     2 * k + 1 < cols ? v_load(odd + j) : v_set(0), 3, piece);
-            for (int q = 0; q < 3; q++)
-                v_store(dst + h3_amx_b(k, j, 3, q), piece[q]);
-        }
-    }
-}
-#endif
-
-#if VL == 16
-/* A block of C against shared B on AMX, a group of rows at a time: its tiles of A stay in level 1
- * while all panels pass by, B in level 2 while all groups do. Between two panels some of the rows
- * of the next group are called for, so that memory works while the tiles do. */
+/* A block of C on AMX, so many rows at a time that their tiles of A stay in cache while all panels
+ * pass. Between two panels some of the rows to come are called for, so that memory works while the
+ * tiles do. */
 static void amx_block(const h3_product *p, const cut *c, int64_t n0, int64_t n, int64_t p0,
                       int64_t p1, const float *shared_b, int64_t m_base, int64_t m_end, float *a,
                       float *sums, unsigned char *row_scratch)
 {
+    const int64_t chunk = amx_rows(p), n_b = p->split.n_b;
+    /* Operands in pieces are long: half of a pass fits level 1. */
+    const int64_t step = p->split.n_a > 1 && n_b > 1 ? p->kc / 2 : p->kc;
+
+    ISA(h3_cpu_amx_begin)();
     for (int64_t k0 = 0; k0 < p->k; k0 += p->kc) {
-        const int64_t kc = least(p->kc, p->k - k0);
-        const bool is_last = k0 + kc == p->k;
-        for (int64_t i = 0; i < n; i += AMX_ROWS) {
-            const int64_t rows = least(AMX_ROWS, n - i);
-            const bool same = i + AMX_ROWS < n; // the next group is of this pass
-            const int64_t then = n0 + (same ? i + AMX_ROWS : 0), then_k = same ? k0 : k0 + kc;
-            const int64_t n_then = same ? least(AMX_ROWS, n - i - AMX_ROWS) : least(AMX_ROWS, n);
+        const int64_t kc = least(p->kc, p->k - k0), n_parts = h3_ceil_div(kc, step) * (p1 - p0);
+        for (int64_t i = 0; i < n; i += chunk) {
+            const int64_t rows = least(chunk, n - i);
+            const bool same = i + chunk < n; // the next rows are of this pass
+            const int64_t next = n0 + (same ? i + chunk : 0), next_k = same ? k0 : k0 + kc;
+            const int64_t n_next = p->ahead && next_k < p->k ? least(chunk, n0 + n - next) : 0;
             p->fill(p->ctx, n0 + i, rows, k0, kc, a,
                     row_scratch ? row_scratch + (size_t)i * (p->row_scratch / NB) : NULL);
-            for (int64_t q = p0; q < p1; q++) {
-                const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
-                float *sum = sums + ((q - p0) * c->per_n + i) * NR;
-                amx_groups(p, rows, kc, a, shared_b + q * panel_floats(p) + k0 * NR * p->split.n_b,
-                           sum, k0 > 0, m <= VL);
-                if (is_last) p->store(p->ctx, n0 + i, rows, m0, m, sum);
-                if (!p->ahead || then_k >= p->k) continue;
-                const int64_t lo = n_then * (q - p0) / (p1 - p0);
-                const int64_t hi = n_then * (q - p0 + 1) / (p1 - p0);
-                p->ahead(p->ctx, then + lo, hi - lo, then_k, least(p->kc, p->k - then_k));
-            }
+            int64_t part = 0;
+            for (int64_t k = 0; k < kc; k += step)
+                for (int64_t q = p0; q < p1; q++, part++) {
+                    const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
+                    const float *b = shared_b + q * panel_floats(p) + h3_amx_b(k0 + k, 0, n_b, 0);
+                    float *sum = sums + ((q - p0) * c->per_n + i) * NR;
+                    for (int64_t r = 0; r < rows; r += AMX_ROWS)
+                        amx_tile(p, (int)least(AMX_ROWS, rows - r), least(step, kc - k),
+                                 a + h3_amx_a(r, k, kc, p->split.n_a, 0), b, sum + r * NR,
+                                 k0 + k > 0, m <= VL);
+                    if (k0 + k + step >= p->k) p->store(p->ctx, n0 + i, rows, m0, m, sum);
+                    const int64_t lo = n_next * part / n_parts, hi = n_next * (part + 1) / n_parts;
+                    if (hi > lo)
+                        p->ahead(p->ctx, next + lo, hi - lo, next_k, least(p->kc, p->k - next_k));
+                }
         }
     }
+    ISA(h3_cpu_amx_end)();
 }
 #endif
 
@@ -456,47 +391,29 @@ static void one_block(const h3_product *p, const cut *c, int64_t block, const fl
     void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
 
 #if VL == 16
-    if (p->is_amx) ISA(h3_cpu_amx_begin)();
-    if (p->is_amx && p->share) {
+    if (p->is_amx) {
         amx_block(p, c, n0, n, p0, p1, shared_b, m_base, m_end, a, sums, rows);
-        ISA(h3_cpu_amx_end)();
         return;
     }
 #endif
     for (int64_t k0 = 0; k0 < p->k; k0 += step) {
         const int64_t kc = least(step, p->k - k0);
-#if VL == 16
-        if (p->is_pieced)
-            pieced_fill(p, n0, n, k0, kc, a, rows);
-        else
-#endif
-            p->fill(p->ctx, n0, n, k0, kc, a, rows);
+        p->fill(p->ctx, n0, n, k0, kc, a, rows);
         for (int64_t q = p0; q < p1; q++) {
             const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
             const float *b = shared_b + q * panel_floats(p) + k0 * NR;
-            const float *in_place = p->direct && !p->is_pieced ? p->direct(p->ctx, m0, m) : NULL;
+            const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
             float *sum = sums + (q - p0) * NB * NR;
             if (in_place) {
                 b = in_place;
-#if VL == 16
-            } else if (p->is_pieced) {
-                pieced_pack(p, m0, m, k0, kc, own_b + KC * NR, own_b);
-                b = own_b + KC * NR;
-#endif
             } else if (!p->share) {
                 p->pack(p->ctx, m0, m, k0, kc, own_b);
                 b = own_b;
             }
-            if (p->is_amx)
-                amx_groups(p, n, kc, a, b, sum, k0 > 0, m <= VL);
-            else
-                groups(p, n, kc, a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL);
+            groups(p, n, kc, a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL);
             if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
         }
     }
-#if VL == 16
-    if (p->is_amx) ISA(h3_cpu_amx_end)();
-#endif
 }
 
 /* Lanes of B packed at a time when it is shared: at most 64 MB and 1024 rows. Widening A again for

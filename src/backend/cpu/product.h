@@ -100,11 +100,6 @@ typedef struct h3_product {
     int64_t kc;         ///< columns per pass, 0: KC
     bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS
     h3_amx_split split; ///< AMX, when tile is NULL: bf16, A and B in pieces
-    /* AMX over f32 callbacks: fill, pack and direct speak of numbers, `cols` of them, and the
-     * driver makes pieces; k counts pairs, up to whole steps. Only without `share`. See
-     * h3_cpu_use_pieces. */
-    bool is_pieced;
-    int64_t cols;
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
@@ -118,9 +113,6 @@ typedef struct h3_product {
 } h3_product;
 
 h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p);
-
-/** Turns a product of f32 callbacks into one on AMX where that is faster. */
-void ISA(h3_cpu_use_pieces)(const h3_dev *d, h3_product *p);
 
 /** fill for a weight as stored; `ahead`: the same rows' next columns are called for. */
 void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
