@@ -2,10 +2,11 @@
 # The stages of h3-nano's training, one word each, on one GPU:
 #   train.sh WEIGHTS code audio encoder decoder join dit      # everything, from nothing
 #   train.sh WEIGHTS model code dit-more                      # on from the exported model
+#   train.sh WEIGHTS weak                                     # keeps a checkpoint of now: the guide of dit-more
 #   train.sh WEIGHTS lime steps sample export                 # adapter, four-step schedule, figures, model folder
 # Seconds of a stage: SECONDS_audio=240 SECONDS_encoder=60 SECONDS_decoder=240 SECONDS_dit=900 SECONDS_lime=60 SECONDS_steps=90.
 set -eu
-[ $# -ge 2 ] || { sed -n '2,6s|^# *||p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7s|^# *||p' "$0"; exit 2; }
 mkdir -p "$1"
 W=$(cd "$1" && pwd)
 shift
@@ -22,8 +23,12 @@ for stage in "$@"; do
         decoder) python3 train_video_vae.py decoder --seconds "${SECONDS_decoder:-240}" --out "$W" --compile ;;
         join) python3 train_video_vae.py join --out "$W" ;;
         dit) dit --seconds "${SECONDS_dit:-900}" --state "$W/state" ;;
-        dit-more) dit --seconds "${SECONDS_dit:-400}" --init "$W" --since 0.2 --hold 0.6 --seed "${SEED:-17}" ;;
-        lime) python3 train_lora.py --seconds "${SECONDS_lime:-60}" --weights "$W" --out "$W/lime.safetensors" ;;
+        weak) mkdir -p "$W/weak" && cp "$W/dit.safetensors" "$W/text_encoder.safetensors" "$W/weak/" ;;
+        dit-more)
+            guide=() && [ -d "$W/weak" ] && guide=(--guide "$W/weak" --guide-share 0.55)
+            dit --seconds "${SECONDS_dit:-400}" --init "$W" --since 0.45 --hold 0.75 --stride 4 --seed "${SEED:-17}" "${guide[@]}"
+            ;;
+        lime) python3 train_lora.py --rank 8 --seconds "${SECONDS_lime:-60}" --weights "$W" --out "$W/lime.safetensors" ;;
         steps) python3 few_steps.py --seconds "${SECONDS_steps:-90}" --weights "$W" --out "$W/four.json" ;;
         sample) python3 sample.py --weights "$W" --clips 200 --tasks t2va,fl2va,ref2va --sheet "$W/sheets" --out "$W/figures.json" ;;
         export) python3 export.py --weights "$W" --original $MODEL ;;
