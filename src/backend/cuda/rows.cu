@@ -1296,10 +1296,10 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
  * time on the way, so that gain and turn are fetched once. Neighbouring groups take q and k of one
  * head, which lie side by side in an interleaved product. */
 template <int L>
-static __global__ void __launch_bounds__(256, 4)
+static __global__ void __launch_bounds__(256, 3)
     head_pair_kernel(const __grid_constant__ pair_args p)
 {
-    enum { B = 4 };
+    enum { B = 7 }; // 56 heads by 8 groups
     start_early();
     const rope_args &a = p.q;
     const unsigned s = blockIdx.x;
@@ -1311,17 +1311,20 @@ static __global__ void __launch_bounds__(256, 4)
     const int64_t st_h = is_k ? p.st_h : a.st_h;
     unsigned char *const q8 = (unsigned char *)(is_k ? p.k8 : a.q8);
     const turn t = turn_of<L>(a, s, lane);
-    float g[8], factor = 1;
+    float g[8], factor = 0;
 
     load_vector<8>(has_channels ? (is_k ? p.gk : a.g) : NULL, c, 1.0f, g);
-    if (q8 && a.eps > 0) factor = head_factor<L>(g, (float)a.D);
-    if (q8 && s == 0 && lane == 0 && group < 2) *(is_k ? p.k_descale : a.descale) = 1.0f / factor;
     for (int first = group / 2; first - group / 2 < H; first += B * step) { // all lanes alike
         bf16x8 u[B];
 #pragma unroll
         for (int i = 0; i < B; i++) {
             const int h = first + i * step;
             u[i] = has_channels && h < H ? load_8_once(x, h * st_h) : no_numbers();
+        }
+        if (q8 && factor == 0) { // once, while the first heads are on their way
+            factor = a.eps > 0 ? head_factor<L>(g, (float)a.D) : 1.0f;
+            if (s == 0 && lane == 0 && group < 2)
+                *(is_k ? p.k_descale : a.descale) = 1.0f / factor;
         }
 #pragma unroll
         for (int i = 0; i < B; i++) {
