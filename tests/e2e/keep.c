@@ -447,12 +447,12 @@ h3_status __wrap_h3_file_map(h3_file **out, const char *path)
     return __real_h3_file_map(out, path);
 }
 
-h3_status __real_h3_poison_check(const h3_weight *w);
-h3_status __wrap_h3_poison_check(const h3_weight *w);
-h3_status __wrap_h3_poison_check(const h3_weight *w)
+h3_status __real_h3_poison_check(const h3_weight *w, int n_threads);
+h3_status __wrap_h3_poison_check(const h3_weight *w, int n_threads);
+h3_status __wrap_h3_poison_check(const h3_weight *w, int n_threads)
 {
     n_checks++;
-    return __real_h3_poison_check(w);
+    return __real_h3_poison_check(w, n_threads);
 }
 
 h3_status __real_h3_bind(h3_checkpoint *ck, h3_dev *d, const h3_spec *spec, int n,

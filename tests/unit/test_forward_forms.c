@@ -473,9 +473,9 @@ static void check_poisoned_codes(void)
                                  .full_rows = 60,
                                  .global = 1};
     memset(code, 0xfe, sizeof code); // -448
-    must(h3_poison_check(&w));
+    must(h3_poison_check(&w, 1));
     code[59 * 64 + 2] = 0xff;
-    assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
+    assert_int_equal(h3_poison_check(&w, 1), H3_E_NUMERIC);
     assert_non_null(strstr(h3_error(), "row 59, column 2)"));
 }
 
@@ -504,14 +504,14 @@ static void check_poisoned_blocks(void)
                                      .encoding = H3_ENC_GGML,
                                      .ggml_type = (uint8_t)type,
                                      .full_rows = ROWS};
-                must(h3_poison_check(&w));
+                must(h3_poison_check(&w, 1));
                 blocks[bad] = 0;
                 blocks[bad + 1] = 0x7e;
                 h3_weight_decode_rows(&w.part[0], 0, ROWS, v);
                 bool is_nan = false;
                 for (int i = 0; i < ROWS * COLS; i++)
                     is_nan |= isnan(v[i]);
-                assert_int_equal(h3_poison_check(&w), is_nan ? H3_E_NUMERIC : H3_OK);
+                assert_int_equal(h3_poison_check(&w, 1), is_nan ? H3_E_NUMERIC : H3_OK);
                 if (!is_nan) continue;
                 n_seen++;
                 assert_non_null(strstr(h3_error(), "row 4, column 0)"));
@@ -532,11 +532,11 @@ static void test_poison(void **state)
         f32[i] = i % 2 ? -1e4f : 9.99e14f;
     w.part[0] = (h3_weight_part){
         .data = f32, .rows = 300, .cols = 40, .row_bytes = 160, .bytes = sizeof f32};
-    must(h3_poison_check(&w));
+    must(h3_poison_check(&w, 1));
     for (size_t k = 0; k < 4; k++) {
         const float keep = f32[299 * 40 + 39];
         f32[299 * 40 + 39] = bad[k];
-        assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
+        assert_int_equal(h3_poison_check(&w, 1), H3_E_NUMERIC);
         assert_non_null(strstr(h3_error(), "fc1.weight"));
         assert_non_null(strstr(h3_error(), "row 299, column 39"));
         f32[299 * 40 + 39] = keep;
@@ -551,15 +551,15 @@ static void test_poison(void **state)
         static const uint16_t large[2][2] = {{0x5863, 0xd870}, {0x7bff, 0xfc00}};
         w.part[0].encoding = (uint8_t)e;
         half[77] = large[e - H3_ENC_BF16][0];
-        must(h3_poison_check(&w));
+        must(h3_poison_check(&w, 1));
         half[77] = large[e - H3_ENC_BF16][1];
-        assert_int_equal(h3_poison_check(&w), H3_E_NUMERIC);
+        assert_int_equal(h3_poison_check(&w, 1), H3_E_NUMERIC);
         assert_non_null(strstr(h3_error(), "row 1, column 37"));
     }
     check_poisoned_codes();
     check_poisoned_blocks();
     w.name = "model.language_model.embed_tokens.weight"; // nobody reads all of it
-    must(h3_poison_check(&w));
+    must(h3_poison_check(&w, 1));
     must(h3_poison_rows(&w, (const int32_t[]){0, 2, 299}, 3)); // but the rows of a prompt are
     assert_int_equal(h3_poison_rows(&w, (const int32_t[]){0, 1}, 2), H3_E_NUMERIC);
     assert_non_null(strstr(h3_error(), "embed_tokens.weight holds"));
