@@ -1060,7 +1060,7 @@ static void vae_error(h3_video_vae *v, int64_t side)
     free(z);
 }
 
-static void bench_vae(bool has_clip)
+static void bench_vae(bool has_tiles, bool has_clip)
 {
     enum { SIDE = IS_TINY ? 3 : 16 }; // latent cells of a tile
     h3_checkpoint *ck = synthetic(H3_ROLE_VIDEO_VAE, 1);
@@ -1075,7 +1075,7 @@ static void bench_vae(bool has_clip)
         deep[i] = v->dec.block[0];
     v->dec.block = deep;
     v->geo.n_layers = 36;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < (has_tiles ? 2 : 1); k++) {
         const h3_dtype act = k ? H3_F32 : H3_BF16;
         v->geo.n_layers = 1;
         decode(v, "vae_one_layer", 7, SIDE, SIDE, 1, act,
@@ -1083,7 +1083,7 @@ static void bench_vae(bool has_clip)
         v->geo.n_layers = 36;
         for (int i = 1; i < 36; i++)
             deep[i] = deep[0];
-        for (int i = 0; i < o.n_tiles; i++) {
+        for (int i = 0; has_tiles && i < o.n_tiles; i++) {
             /* As many tiles as fly together, in one row of the picture. */
             const int n = (int)o.tiles[i];
             if (act == H3_F32 && i > 0) break;
@@ -1091,7 +1091,7 @@ static void bench_vae(bool has_clip)
                    act == H3_F32 ? 1 : o.repeat);
         }
     }
-    vae_error(v, SIDE);
+    if (has_tiles) vae_error(v, SIDE);
     if (has_clip)
         for (int i = 0; i < o.n_tiles; i++)
             decode(v, "vae_clip_832x480x124", 37, 30, 52, (int)o.tiles[i], H3_BF16, 1);
@@ -1334,7 +1334,7 @@ int main(int argc, char **argv)
         if (has("steps")) bench_steps(m, o.rows[i]);
     }
     if (has("encoder")) bench_encoder();
-    if (has("vae") || has("clip")) bench_vae(has("clip"));
+    if (has("vae") || has("clip")) bench_vae(has("vae"), has("clip"));
     if (has("audio")) bench_audio();
     h3_cuda_report(d, stderr);
     if (comm) {

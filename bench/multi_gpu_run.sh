@@ -3,6 +3,7 @@
 # step of exactly 14,972 and 39,614 rows and a clip of the video decoder on 1, 2, 4, ... GPUs, and the table.
 #   bench/multi_gpu_run.sh [FILE]              default bench/results/multi_gpu_<next number>.jsonl
 #   BIN=folder   programs that are built already (h3av-ranks, h3av-golden-dit, h3av-gpu-bench)
+#   GOLDENS="file..." (default: all of the DiT)   CLIP=no (leaves the video decoder out)
 #   LAYERS=50  ROWS=14972,39614  REPEAT=4  GPUS="1 2"  LIMIT=120 (seconds a program)  BUILD=build/multi-gpu
 # All layers share one set of weights, so few of them say as much as fifty: s_50_layers is the step times 50 / LAYERS.
 # Goals: 1.85 times on 2 GPUs, 3.5 on 4.
@@ -52,7 +53,7 @@ counts=${GPUS:-$(for k in 1 2 4 7 8; do [ $k -le "$n_gpus" ] && echo $k; done)}
 for k in $counts; do
     [ "$k" = 1 ] && continue
     # What several ranks compute is what the reference does, and what one rank does.
-    [ "$k" -le 4 ] && check "goldens on $k ranks" "$BIN/h3av-golden-dit" --device cuda --ranks "$k" "$root/tests/data/dit"
+    [ "$k" -le 4 ] && check "goldens on $k ranks" "$BIN/h3av-golden-dit" --device cuda --ranks "$k" ${GOLDENS:-"$root/tests/data/dit"}
     check "near $k" "$BIN/h3av-ranks" near "$k" cuda
     check "spread $k" "$BIN/h3av-ranks" spread "$k" cuda
     check "cancel $k" "$BIN/h3av-ranks" cancel "$k" cuda
@@ -61,7 +62,7 @@ for k in $counts; do
     echo "== $k GPU(s): a step of $layers layers at $rows rows"
     measure --what steps --layers "$layers" --rows "$rows" --repeat "$repeat" --ranks "$k"
     # Tiles of a clip over the ranks.
-    measure --what clip --tiles 12 --repeat 2 --ranks "$k"
+    [ "${CLIP:-}" = no ] || measure --what clip --tiles 12 --repeat 2 --ranks "$k"
 done
 python3 "$root/bench/scaling.py" --results "$out"
 exit $failed

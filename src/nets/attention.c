@@ -49,18 +49,21 @@ static int64_t rows_of(const h3_relay *z, int r)
     return z->first[r + 1] - z->first[r];
 }
 
-void h3_relay_band(const h3_relay *z, int b, int64_t *first, int64_t *n)
-{
-    const int64_t rows = rows_of(z, z->me);
-
-    *first = rows * b / z->n_bands;
-    *n = rows * (b + 1) / z->n_bands - *first;
-}
-
-/* Where rows of band b of rank r begin in the whole sequence; b == n_bands: where its rows end. */
+/* Where rows of band b of rank r begin in the whole sequence; b == n_bands: where its rows end.
+ * Long bands are whole tiles of a product. */
 static int64_t band_at(const h3_relay *z, int r, int b)
 {
-    return z->first[r] + rows_of(z, r) * b / z->n_bands;
+    enum { TILE = 128 };
+    const int64_t rows = rows_of(z, r), at = rows * b / z->n_bands;
+    const bool is_long = rows >= 8 * TILE * z->n_bands;
+
+    return z->first[r] + (is_long && b < z->n_bands ? at / TILE * TILE : at);
+}
+
+void h3_relay_band(const h3_relay *z, int b, int64_t *first, int64_t *n)
+{
+    *first = band_at(z, z->me, b) - z->first[z->me];
+    *n = band_at(z, z->me, b + 1) - z->first[z->me] - *first;
 }
 
 static int64_t heads_of(const h3_relay *z, int chunk)
@@ -128,26 +131,26 @@ static void add_put(bundle *m, int r, h3_tensor t, int64_t at, int64_t n, int64_
                                       .rows = (size_t)n};
 }
 
-/* q, k and v of heads of `chunk` of rank r, from rows [at, at + n) of ours to where it reads them.
- */
+/* q, k and v of heads of `chunk` of rank r, from rows [at, at + n) of ours to where it reads them:
+ * packed with the heads of the chunk alone, or in place, with all heads as here. */
 static void put_chunk(const h3_relay *z, bundle *m, int r, int chunk, int64_t at, int64_t n)
 {
     const int64_t heads = heads_of(z, chunk), D = z->D, H = z->Hp * z->P;
-    const int64_t from = r * z->Hp + z->head[chunk], pitch = 3 * heads * D;
-    const size_t size = h3_dtype_bytes((h3_dtype)z->packed.dtype);
+    const int64_t from = r * z->Hp + z->head[chunk]; // head
+    const int64_t pitch = 3 * D * (z->is_in_place ? H : heads), first = z->is_in_place ? from : 0;
+    const size_t size = h3_dtype_bytes(z->dtype);
     const size_t to = z->all_at[chunk] + (size_t)((z->first[z->me] + at) * pitch) * size;
 
     if (z->is_interleaved) { // one piece
-        add_put(m, r, z->packed, at, n, 3 * D * from, pitch, to, pitch);
+        add_put(m, r, z->packed, at, n, 3 * D * from, 3 * D * heads,
+                to + (size_t)(3 * D * first) * size, pitch);
         return;
     }
-    for (int i = 0; i < 3; i++)
+    for (int64_t i = 0; i < 3; i++)
         add_put(m, r, z->packed, at, n, (i * H + from) * D, heads * D,
-                to + (size_t)(i * heads * D) * size, pitch);
+                to + (size_t)(i * pitch / 3 + first * D) * size, pitch);
 }
 
-/* Heads of `chunk` of all ranks, from rows [at, at + n) of ours: our own ones to where they are
- * read, those of others to where they are sent from. */
 static h3_status send_off(const h3_relay *z, bundle *m, h3_travel *t)
 {
     const h3_status st = z->is_direct
@@ -158,6 +161,8 @@ static h3_status send_off(const h3_relay *z, bundle *m, h3_travel *t)
     return st;
 }
 
+/* Heads of `chunk` of all ranks, from rows [at, at + n) of ours: our own ones to where they are
+ * read, those of others to where they are sent from. */
 static h3_status collect_chunk(const h3_relay *z, int chunk, int64_t at, int64_t n, bundle *m,
                                int band)
 {
@@ -170,6 +175,7 @@ static h3_status collect_chunk(const h3_relay *z, int chunk, int64_t at, int64_t
             put_chunk(z, m, to, chunk, at, n);
             continue;
         }
+        if (z->is_in_place) continue;
         const int64_t slot = to == z->me ? z->first[to] + at : other(z, to) * own + at;
         const h3_tensor place = to == z->me ? all : z->out[chunk];
         H3_TRY(collect_heads(z, h3_slice(place, 0, slot, n), rows, to * z->Hp + z->head[chunk],
@@ -205,12 +211,17 @@ static h3_status send_back(h3_relay *z, int chunk)
 {
     const int64_t own = rows_of(z, z->me), H = z->Hp * z->P, cols = heads_of(z, chunk) * z->D;
     const int64_t column = (z->me * z->Hp + z->head[chunk]) * z->D;
-    const size_t to_o = z->o_at + (size_t)column * h3_dtype_bytes((h3_dtype)z->o.dtype);
+    const size_t size = h3_dtype_bytes(z->dtype), to_o = z->o_at + (size_t)column * size;
     bundle m;
 
     m.n_send = m.n_recv = m.n_put = 0;
     for (int i = 1; i < z->P; i++) {
         const int to = (z->me + i) % z->P, from = (z->me + z->P - i) % z->P;
+        if (z->is_in_place) {
+            add_put(&m, to, z->every_o, z->first[to], rows_of(z, to), column, cols,
+                    to_o + (size_t)(z->first[to] * H * z->D) * size, H * z->D);
+            continue;
+        }
         if (z->is_direct) {
             add_put(&m, to, z->mine[chunk], z->first[to], rows_of(z, to), 0, cols, to_o, H * z->D);
             continue;
@@ -234,10 +245,17 @@ static h3_status place_heads(const h3_relay *z, h3_tensor o, int chunk, int r, h
 static h3_status attend_chunk(h3_relay *z, h3_tensor o, int chunk, const int32_t *cu,
                               int n_documents)
 {
-    const int64_t n = heads_of(z, chunk);
+    const int64_t n = heads_of(z, chunk), H = z->Hp * z->P, at = z->me * z->Hp + z->head[chunk];
+
+    if (z->is_in_place) {
+        h3_qkv x = h3_attention_split(z->every, H, z->D, z->is_interleaved);
+        x = (h3_qkv){h3_slice(x.q, 1, at, n), h3_slice(x.k, 1, at, n), h3_slice(x.v, 1, at, n)};
+        H3_TRY(attend(z->d, h3_slice(h3_view_3d(z->every_o, z->S, H, z->D), 1, at, n), &x, cu,
+                      n_documents));
+        return send_back(z, chunk);
+    }
     const h3_qkv own = h3_attention_split(z->all[chunk], n, z->D, z->is_interleaved);
     const h3_tensor mine = z->mine[chunk];
-
     H3_TRY(attend(z->d, h3_view_3d(mine, z->S, n, z->D), &own, cu, n_documents));
     H3_TRY(send_back(z, chunk));
     return place_heads(z, o, chunk, z->me, h3_slice(mine, 0, z->first[z->me], rows_of(z, z->me)));
@@ -263,19 +281,49 @@ static h3_status attend_over_ranks(h3_relay *z, h3_tensor o, const int32_t *cu, 
     return H3_OK;
 }
 
+/* Tiles of 128 rows of `heads` heads, a multiprocessor each: how many rounds of them. */
+static int64_t rounds(const h3_relay *z, int64_t heads)
+{
+    const int64_t units = z->c->n_units, tiles = heads * ((z->S + 127) / 128);
+
+    return units > 0 ? (tiles + units - 1) / units : 0;
+}
+
+/* Even shares, shifted where the device then needs fewer rounds for all of them. */
+static void choose_heads(h3_relay *z)
+{
+    int64_t least = INT64_MAX, best = 0, last = 0;
+
+    for (int i = 0; i <= z->n_chunks; i++)
+        z->head[i] = z->Hp * i / z->n_chunks;
+    if (z->c->n_units == 0 || z->n_chunks < 2 || z->n_chunks > 3) return;
+    /* The first takes a, the last b, and a third what lies between. */
+    for (int64_t a = 1; a < z->Hp; a++)
+        for (int64_t b = 1; b <= z->Hp - a; b++) {
+            const int64_t between = z->Hp - a - b, uneven = llabs(a - b) + llabs(a - between);
+            if ((z->n_chunks == 2) != (between == 0)) continue;
+            const int64_t cost = 64 * (rounds(z, a) + rounds(z, b) + rounds(z, between)) +
+                                 (z->n_chunks == 2 ? (a > b) : uneven);
+            if (cost < least) least = cost, best = a, last = b;
+        }
+    z->head[1] = best;
+    z->head[z->n_chunks - 1] = z->Hp - last;
+}
+
 /* Bands of rows and chunks of heads: what they hide must be worth their launches and the smaller
  * products. Messages between GPUs are carried by their multiprocessors: products beside them lose
  * more than is hidden (docs/scaling.md). H3_OVERLAP=BANDS,CHUNKS or off is for measurements. */
 static void choose_pieces(h3_relay *z, int64_t row_bytes)
 {
     const char *wish = getenv("H3_OVERLAP");
-    const bool can = z->is_direct || (h3_comm_can_travel(z->c, z->d) && z->d->mem == H3_HOST);
+    const bool is_device = z->d->mem == H3_DEVICE;
+    const bool can = is_device ? z->is_direct : !z->is_direct && h3_comm_can_travel(z->c, z->d);
     int bands = 1, chunks = 1;
 
     if (z->d->is_plan) // memory for whatever is chosen
         chunks = H3_RELAY_CHUNKS;
     else if (!wish && can && z->S / z->P * row_bytes / z->P >= H3_RELAY_WORTH)
-        bands = chunks = 2;
+        bands = 2, chunks = is_device ? 3 : 2;
     else if (wish && sscanf(wish, "%d,%d", &bands, &chunks) != 2)
         bands = chunks = 1;
     z->n_bands = bands < 1 ? 1 : bands < H3_RELAY_BANDS ? bands : H3_RELAY_BANDS;
@@ -285,7 +333,7 @@ static void choose_pieces(h3_relay *z, int64_t row_bytes)
 
 static h3_tensor in_window(const h3_relay *z, void *base, size_t at, int64_t rows, int64_t cols)
 {
-    h3_tensor t = h3_tensor_2d((unsigned char *)base + at, (h3_dtype)z->packed.dtype, rows, cols);
+    h3_tensor t = h3_tensor_2d((unsigned char *)base + at, z->dtype, rows, cols);
 
     t.mem = z->d->mem;
     return t;
@@ -293,22 +341,39 @@ static h3_tensor in_window(const h3_relay *z, void *base, size_t at, int64_t row
 
 enum { WINDOW_ALIGN = 1024 };
 
+/* Two ranks have no more rows of others than of their own, so that all can lie in one table: the
+ * product writes our rows into it and attention its result, as they are read. */
+static void carve_in_place(h3_relay *z, void *base)
+{
+    const int64_t cols = z->Hp * z->P * z->D, own = rows_of(z, z->me);
+
+    z->every = in_window(z, base, 0, z->S, 3 * cols);
+    z->every_o = in_window(z, base, z->o_at, z->S, cols);
+    z->packed = h3_slice(z->every, 0, z->first[z->me], own);
+    z->o = h3_slice(z->every_o, 0, z->first[z->me], own);
+}
+
 /* The same places in every rank's window: all chunks of all, then o of the rank with most rows. */
 static h3_status carve_window(h3_relay *z)
 {
-    const size_t size = h3_dtype_bytes((h3_dtype)z->packed.dtype);
-    const int64_t H = z->Hp * z->P, most = (z->S + z->P - 1) / z->P;
+    const size_t size = h3_dtype_bytes(z->dtype);
+    const int64_t H = z->Hp * z->P, most = z->is_in_place ? z->S : (z->S + z->P - 1) / z->P;
     size_t at = 0;
     void *base = (void *)WINDOW_ALIGN; // of a dry run: never touched
 
-    for (int i = 0; i < z->n_chunks; i++) {
+    for (int i = 0; i < z->n_chunks && !z->is_in_place; i++) {
         z->all_at[i] = at;
         at += h3_align_up((size_t)(z->S * 3 * heads_of(z, i) * z->D) * size, WINDOW_ALIGN);
     }
+    if (z->is_in_place) at = h3_align_up((size_t)(z->S * 3 * H * z->D) * size, WINDOW_ALIGN);
     z->o_at = at;
     at += h3_align_up((size_t)(most * H * z->D) * size, WINDOW_ALIGN);
     if (z->d->is_plan && z->d->window < at) z->d->window = at;
     if (!z->d->is_plan) H3_TRY(h3_comm_window(z->c, z->d, at, &base));
+    if (z->is_in_place) {
+        carve_in_place(z, base);
+        return H3_OK;
+    }
     for (int i = 0; i < z->n_chunks; i++)
         z->all[i] = in_window(z, base, z->all_at[i], z->S, 3 * heads_of(z, i) * z->D);
     z->o = in_window(z, base, z->o_at, rows_of(z, z->me), H * z->D);
@@ -317,7 +382,7 @@ static h3_status carve_window(h3_relay *z)
 
 static void carve(h3_relay *z)
 {
-    const h3_dtype type = (h3_dtype)z->packed.dtype;
+    const h3_dtype type = z->dtype;
     const int64_t others = rows_of(z, z->me) * (z->P - 1);
 
     for (int i = 0; i < z->n_chunks; i++) {
@@ -359,7 +424,9 @@ static void share_out(h3_relay *z, h3_dev *d, h3_comm *ranks, const h3_relay_sha
     z->Hp = s->n_heads / z->P;
     z->D = s->head_dim;
     z->is_interleaved = s->is_interleaved;
+    z->dtype = s->dtype;
     z->is_direct = h3_comm_has_window(ranks, d);
+    z->is_in_place = z->is_direct && z->P == 2;
     z->n_bands = z->n_chunks = 1;
     for (int r = 0; r <= z->P; r++)
         z->first[r] = h3_comm_first(ranks, s->n_rows, r);
@@ -374,13 +441,12 @@ h3_status h3_relay_open(h3_relay *z, h3_dev *d, h3_comm *ranks, const h3_relay_s
     const int64_t own = rows_of(z, z->me);
     if (!z->is_direct) z->o = h3_scratch_2d(d, s->dtype, own, cols);
     z->mark = h3_arena_mark(&d->scratch);
-    z->packed = h3_scratch_2d(d, s->dtype, own, 3 * cols);
+    if (!z->is_in_place) z->packed = h3_scratch_2d(d, s->dtype, own, 3 * cols);
     if (z->P > 1) {
         choose_pieces(z, 3 * cols * (int64_t)h3_dtype_bytes(s->dtype));
-        for (int i = 0; i <= z->n_chunks; i++)
-            z->head[i] = z->Hp * i / z->n_chunks;
+        choose_heads(z);
         if (z->is_direct) H3_TRY(carve_window(z));
-        carve(z);
+        if (!z->is_in_place) carve(z);
     }
     return h3_scratch_check(d, "attention");
 }

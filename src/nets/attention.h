@@ -62,7 +62,9 @@ typedef struct h3_relay {
     h3_tensor packed; ///< [own rows, 3 H D] q, k and v
     h3_tensor o;      ///< [own rows, H D] result
     bool is_interleaved;
-    bool is_direct; ///< through windows: all, o
+    bool is_direct;   ///< through windows: all, o
+    bool is_in_place; ///< all rows lie as ours do: nothing is copied here
+    h3_dtype dtype;
     int me, P;
     int n_bands, n_chunks;
     int64_t S, Hp, D;                     ///< Hp: heads of a rank
@@ -72,6 +74,7 @@ typedef struct h3_relay {
     h3_tensor out[H3_RELAY_CHUNKS];       ///< [own rows x other ranks, 3 n D] of theirs: messages
     h3_tensor mine[H3_RELAY_CHUNKS];      ///< [S, n D] attention of our heads
     h3_tensor in[H3_RELAY_CHUNKS];        ///< [own rows x other ranks, n D] of theirs, in `out`
+    h3_tensor every, every_o;             ///< in place: [S, 3 H D] with `packed`, [S, H D] with o
     size_t all_at[H3_RELAY_CHUNKS], o_at; ///< in a window
     h3_travel out_of[H3_RELAY_BANDS];     ///< all chunks of a band but the last
     h3_travel last_out[H3_RELAY_CHUNKS];  ///< each chunk of the last band

@@ -92,6 +92,23 @@ h3_status h3_comm_join(h3_comm **out)
 #endif
 }
 
+/* Ranks that cut work by the units of their devices must cut it alike. */
+static h3_status compare_units(h3_comm *c, const h3_dev *d)
+{
+    int all[H3_COMM_MAX] = {0};
+    size_t bytes[H3_COMM_MAX];
+
+    if (!c || c->size == 1) return H3_OK;
+    for (int r = 0; r < c->size; r++)
+        bytes[r] = sizeof *all;
+    all[c->rank] = d->n_units;
+    H3_TRY(h3_comm_all_gather(c, NULL, all, bytes));
+    c->n_units = all[0];
+    for (int r = 1; r < c->size; r++)
+        if (all[r] != all[0]) c->n_units = 0;
+    return H3_OK;
+}
+
 h3_status h3_comm_attach(h3_comm *c, h3_dev *d)
 {
     d->comm = c;
@@ -102,7 +119,7 @@ h3_status h3_comm_attach(h3_comm *c, h3_dev *d)
     if (c && c->size > 1 && d->mem == H3_DEVICE) H3_TRY(h3_peer_attach(c, d));
 #endif
     if (c) c->has_window = c->link.window && c->window_mem == d->mem;
-    return H3_OK;
+    return compare_units(c, d);
 }
 
 void h3_comm_detach(h3_comm *c, h3_dev *d)

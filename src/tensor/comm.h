@@ -101,6 +101,7 @@ struct h3_comm {
     h3_comm_link link;
     uint8_t window_mem;                      ///< h3_mem of windows that the link has
     bool has_window;                         ///< the attached device's memory is of that kind
+    int n_units;                             ///< h3_dev.n_units of all ranks, 0: they differ
     void *state, *device_state, *peer_state; ///< of the fillings
     /* where a stretch of work stands */
     uint32_t epoch;
