@@ -67,7 +67,7 @@ typedef h3_status (*move_fn)(h3_dev *d, void *dst, const void *src, size_t bytes
 static h3_status move_on_host(h3_dev *d, void *dst, const void *src, size_t bytes)
 {
     (void)d;
-    memcpy(dst, src, bytes);
+    if (!h3_map_read(dst, src, bytes)) memcpy(dst, src, bytes);
     return H3_OK;
 }
 
