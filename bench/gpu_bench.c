@@ -746,7 +746,7 @@ static void bench_dit(h3_dit *m, int64_t S)
             n_other[how] += memcmp(seen[how], again, (size_t)h3_numel(k.v2) * 4) != 0;
             free(again);
         }
-    report_calls(&k, first);
+    if (!has("fast")) report_calls(&k, first);
     if (has("repeats")) report_repeats(m, k.s);
     if (d->backend->math == H3_CUDA_FP8 && has("errors")) report_op_errors(m, k.s);
     for (int how = RECORDED; how < N_VARIANTS; how++)
