@@ -1044,7 +1044,7 @@ static void vae_error(h3_video_vae *v, int64_t side)
                                  &kept[k]));
     }
     for (int64_t i = 0; i < kept[0].n; i++) {
-        const double a = kept[0].p[i], x = (double)kept[1].p[i] - a;
+        const double a = (double)kept[0].p[i], x = (double)kept[1].p[i] - a;
         e += x * x;
         sum += a * a;
         if (fabs(x) > worst) worst = fabs(x);
