@@ -98,7 +98,7 @@ static h3_status compare_units(h3_comm *c, const h3_dev *d)
     int all[H3_COMM_MAX] = {0};
     size_t bytes[H3_COMM_MAX];
 
-    if (!c || c->size == 1) return H3_OK;
+    if (!c || c->size == 1 || d->mem == H3_HOST) return H3_OK;
     for (int r = 0; r < c->size; r++)
         bytes[r] = sizeof *all;
     all[c->rank] = d->n_units;

@@ -24,6 +24,7 @@ forked="2 7" launched="2 3 4 7"
 for n in $forked; do timeout 120 "$ranks" same $n 2>err || bad "same on $n ranks"; done
 for n in $forked; do timeout 120 "$ranks" spread $n 2>err || bad "spread weights on $n ranks"; done
 for n in $forked; do H3_OVERLAP=3,2 timeout 120 "$ranks" same $n 2>err || bad "in pieces on $n ranks"; done
+H3_PEER=off timeout 120 "$ranks" same 3 2>err || bad "same by messages"
 for n in 3 $forked; do timeout 120 "$ranks" exchanges $n 2>err || bad "exchanges on $n ranks"; done
 for s in cancel nan killed early; do timeout 60 "$ranks" $s 3 2>err || bad "$s on 3 ranks"; done
 timeout 60 "$ranks" heads 3 2>err || bad "heads on 3 ranks"
@@ -48,6 +49,10 @@ one text-1.mp4 -p "a red circle" -f 39 --frames-dir frames --wav sound.wav
 several text 2 -p "a red circle" -f 39
 several text 4 -p "a red circle" -f 39
 first=$(ls frames/* | head -1) last=$(ls frames/* | tail -1)
+"$h3av" generate $common --ranks 2 --offload ranks -p "a red circle" -f 39 -o spread.mp4 2>err || bad "spread: exit $?"
+check "weights spread over 2 ranks make the same file" "$(cmp text-1.mp4 spread.mp4 && echo same)" same
+H3_PEER=off "$h3av" generate $common --ranks 4 -p "a red circle" -f 39 -o messages.mp4 2>err || bad "messages: exit $?"
+check "messages make the same file as windows" "$(cmp text-1.mp4 messages.mp4 && echo same)" same
 one keys-1.mp4 -p x -f 22 --first "$first" --last "$last"
 several keys 4 -p x -f 22 --first "$first" --last "$last"
 one refs-1.mp4 -p x -f 22 --ref "$last" --ref sound.wav --ref "$first"
@@ -77,6 +82,9 @@ grep -q '4 attention heads do not divide among 3 ranks: use one of 1, 2, 4' err 
 check "a model that is not there" "$(lines)" 1
 "$h3av" generate $common -p x --ranks 17 -o no.mp4 2>err
 check "more ranks than a host takes" "$? $(lines)" "2 1"
+
+"$h3av" generate $common -p x --offload ranks -o no.mp4 >out 2>err
+check "weights over one rank" "$? $(lines)" "2 1"
 
 # Long enough to be stopped in the middle: rank 0, then another rank, by signal; then one is killed.
 long="-m tiny -s 320x192 --lift-limits -f 73 --steps 200 --json -j 1 -p x --ranks 2 -o no.mp4"
