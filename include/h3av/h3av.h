@@ -232,7 +232,7 @@ typedef struct h3_result {
 } h3_result;
 
 /** Everything from prompt to file. On failure nothing is left under the output names; latents that
- *  were already saved stay, and the error sentence says so. */
+ *  were already saved stay, and the error sentence says so. `rs` may be NULL. */
 H3_API h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs);
 
 /** Decodes saved latents: rq names outputs, codec and callbacks; the rest of it is ignored. */

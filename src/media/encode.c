@@ -105,7 +105,7 @@ static h3_status pick_codec(const AVCodec **out, const h3_mux_opt *o)
             "libavcodec-extra) or libopenh264, or write frames with --frames-dir");
     if (!*out)
         return h3_fail(H3_E_UNSUPPORTED,
-                       "this libavcodec has no encoder %s: use --video-codec auto, or install a "
+                       "this libavcodec has no encoder %s: use --codec auto, or install a "
                        "libavcodec built with it, or write frames with --frames-dir",
                        o->codec);
     return H3_OK;

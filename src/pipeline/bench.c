@@ -637,10 +637,19 @@ static h3_status run_parts(bench *b)
     return H3_OK;
 }
 
+static bool is_part(const char *what)
+{
+    static const char *const parts[] = {"all", "ops", "forms", "dit", "encoder", "vae", "audio"};
+
+    for (size_t i = 0; what && i < sizeof parts / sizeof *parts; i++)
+        if (strcmp(what, parts[i]) == 0) return true;
+    return !what;
+}
+
 h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
 {
     h3_bench_opts o = *opts;
-    bench b = {.e = e, .o = &o, .list = json_array()};
+    bench b = {.e = e, .o = &o};
     const char *tmp = getenv("TMPDIR");
     h3_status st;
     json_t *root;
@@ -648,6 +657,10 @@ h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
     *json = NULL;
     if (o.form && (strcmp(o.form, "q8_0") != 0 || h3_comm_size(e->comm) > 1))
         return h3_fail(H3_E_ARG, "form %s: a benchmark on one rank knows q8_0", o.form);
+    if (!is_part(o.what))
+        return h3_fail(H3_E_ARG,
+                       "bench of %s: expected all, ops, forms, dit, encoder, vae or audio", o.what);
+    b.list = json_array();
     if (o.repeat < 1) o.repeat = 1;
     snprintf(b.dir, sizeof b.dir, "%.40s/h3av-bench-XXXXXX", tmp ? tmp : "/tmp");
     st = H3_OK;

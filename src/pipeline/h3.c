@@ -121,6 +121,13 @@ static h3_status take_loras(h3_engine *e, const h3_engine_opts *opts)
     if (opts->n_loras > H3_MAX_LORAS)
         return h3_fail(H3_E_ARG, "%d adapters: at most %d are accepted", opts->n_loras,
                        H3_MAX_LORAS);
+    if (opts->n_loras < 0 || (opts->n_loras && !opts->loras))
+        return h3_fail(H3_E_ARG, "%d adapters, but no list of them", opts->n_loras);
+    for (int i = 0; i < opts->n_loras; i++)
+        if (!opts->loras[i].path) return h3_fail(H3_E_ARG, "adapter %d: no file given", i + 1);
+    if (!(opts->lora_alpha >= 0))
+        return h3_fail(H3_E_ARG, "alpha %g of adapters: expected 0 or more",
+                       (double)opts->lora_alpha);
     e->lora_opts = (h3_lora_opts){.alpha = opts->lora_alpha, .is_strict = opts->is_strict_lora};
     for (int i = 0; i < opts->n_loras; i++) {
         h3_preset preset;
@@ -235,7 +242,7 @@ void h3_engine_close(h3_engine **ep)
 
 void h3_cancel(h3_engine *e)
 {
-    atomic_store_explicit(&e->cancel.stop, true, memory_order_relaxed);
+    if (e) atomic_store_explicit(&e->cancel.stop, true, memory_order_relaxed);
 }
 
 void h3_drop_partial_files(void)
@@ -269,8 +276,10 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_
     h3_request silent = h3_job_silent(request);
     const h3_request *rq = h3_comm_rank(e->comm) > 0 ? &silent : request;
     char *prompt = NULL;
+    h3_result unasked;
     h3_status st;
 
+    if (!rs) rs = &unasked;
     memset(rs, 0, sizeof *rs);
     j->e = e;
     j->rq = rq;

@@ -318,6 +318,8 @@ h3_status h3_job_run(h3_job *j)
 {
     h3_status st;
 
+    H3_TRY(h3_output_any(j->rq));
+    H3_TRY(h3_request_task(&j->task, j->rq)); // looks at every list first
     j->latents_path = beside_output(j->rq, j->rq->latents_path, ".latents");
     j->checkpoint_path = beside_output(j->rq, j->rq->checkpoint_path, ".checkpoint");
     h3_job_phase(j, "load", 0, 0.02);

@@ -43,6 +43,7 @@ h3_request h3_job_silent(const h3_request *rq)
 
     silent.on_event = NULL;
     silent.save_latents = silent.keep_latents = false;
+    silent.latents_path = silent.checkpoint_path = NULL;
     silent.checkpoint_every = 0;
     silent.resume_path = NULL;
     return silent;

@@ -64,6 +64,12 @@ h3_status h3_output_container(const char *path)
     return H3_OK;
 }
 
+h3_status h3_output_any(const h3_request *rq)
+{
+    if (rq->out_path || rq->frames_dir || rq->wav_path) return H3_OK;
+    return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");
+}
+
 h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n_frames)
 {
     h3_frame_format format;
@@ -82,9 +88,7 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
         return h3_fail(H3_E_ARG, "latents %s: is a folder, give the name of a file",
                        rq->latents_path);
     if (rq->frames_dir) H3_TRY(h3_frames_check(rq->frames_dir));
-    if (!rq->out_path && !rq->frames_dir && !rq->wav_path)
-        return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");
-    return H3_OK;
+    return h3_output_any(rq);
 }
 
 h3_status h3_output_open(h3_output *o, const h3_request *rq, int width, int height,

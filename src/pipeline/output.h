@@ -26,6 +26,9 @@ typedef struct h3_output {
  * names. */
 h3_status h3_output_container(const char *path);
 
+/** Is any output asked for at all? */
+H3_NODISCARD h3_status h3_output_any(const h3_request *rq);
+
 /** Names usable, encoder present, folders writable: asked before hours of work. */
 H3_NODISCARD h3_status h3_output_check(const h3_request *rq, int width, int height,
                                        int64_t n_frames);

@@ -20,6 +20,8 @@ h3_status h3_request_task(h3_task *out, const h3_request *rq)
     const bool has_key = has_input(rq->first) || has_input(rq->last), has_ref = rq->n_refs > 0;
     const char *word = rq->task;
 
+    if (rq->n_refs < 0 || (rq->n_refs && !rq->refs))
+        return h3_fail(H3_E_ARG, "%d references, but no list of them", rq->n_refs);
     if (has_key && has_ref)
         return h3_fail(H3_E_ARG,
                        "keyframes and references cannot be combined: fl2va takes --first and "
@@ -135,6 +137,12 @@ h3_status h3_request_check(const h3_request *rq, h3_task task)
     if (!rq->save_latents && (rq->keep_latents || rq->latents_path))
         return h3_fail(H3_E_ARG, "latents are to be kept and not to be saved at all; leave "
                                  "--no-save-latents out, or --save-latents and --latents");
+    if (rq->steps < 0) return h3_fail(H3_E_ARG, "steps %d: expected 0 or more", rq->steps);
+    if (!(rq->shift_video >= 0) || !(rq->shift_audio >= 0))
+        return h3_fail(H3_E_ARG, "shifts %g and %g: expected 0 or more", rq->shift_video,
+                       rq->shift_audio);
+    if (rq->n_sigmas < 0 || (rq->n_sigmas && !rq->sigmas))
+        return h3_fail(H3_E_ARG, "%d sigmas, but no list of them", rq->n_sigmas);
     if (rq->n_sigmas && rq->steps)
         return h3_fail(H3_E_ARG, "steps and sigmas exclude each other: %d sigmas are %d forwards",
                        rq->n_sigmas, rq->n_sigmas - 1);

@@ -156,6 +156,9 @@ h3_status h3_source_reference(h3_source *out, const h3_input *in, int number,
 
     memset(out, 0, sizeof *out);
     if (!in->path && !in->data) return h3_fail(H3_E_ARG, "reference %d: no file given", number);
+    if ((unsigned)in->kind > H3_INPUT_AUDIO || (unsigned)in->sound > H3_SOUND_ONLY)
+        return h3_fail(H3_E_ARG, "reference %d: kind %d, sound %d are not known", number,
+                       (int)in->kind, (int)in->sound);
     out->name = h3_strdupf("%s", name_of(in));
     if (!in->data && h3_path_is_dir(in->path)) {
         st = load_folder(out, in, number, rule);

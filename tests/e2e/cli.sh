@@ -64,6 +64,9 @@ if command -v ffprobe >/dev/null; then
 fi
 check "no latents left" "$(ls ./*.latents 2>/dev/null | wc -l)" 0
 
+succeeds "two processes with names of their own" generate -p x $small -m "$data/tiny-h3/original" --ranks 2 \
+    --latents r.latents --checkpoint r.checkpoint --checkpoint-every 1 -o r.mp4
+
 # ---- bf16 stream and the other layout run too
 succeeds "bf16" generate -p x $small --dtype bf16 -o c.mp4
 succeeds "released folder" generate -p x $small -m "$data/tiny-h3/original" -o c.mp4

@@ -6,6 +6,7 @@
  * The linker routes a few functions through counters here (--wrap, cmake/fit.cmake).
  */
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -631,9 +632,54 @@ static int tear_down(void **state)
     return rc;
 }
 
+/* What a caller can get wrong is an error, and the engine goes on. */
+static void test_requests_that_cannot_be(void **state)
+{
+    h3_engine_opts eo = h3_engine_default();
+    h3_request rq = h3_request_default(), bad;
+    h3_lora_file nameless = {.strength = 1};
+    h3_input odd = {.path = "nowhere.png", .kind = (h3_input_kind)77};
+    h3_engine *e = NULL;
+
+    (void)state;
+    h3_cancel(NULL);
+    eo.n_loras = 1;
+    assert_int_equal(h3_engine_open(&e, &eo), H3_E_ARG);
+    eo.loras = &nameless;
+    assert_int_equal(h3_engine_open(&e, &eo), H3_E_ARG);
+    eo.n_loras = 0;
+    assert_int_equal(h3_engine_open(&e, &eo), H3_OK);
+    rq.prompt = "x";
+    rq.width = rq.height = 32;
+    rq.frames = 22;
+    rq.steps = 2;
+    rq.wav_path = "h3av-keep-bad.wav";
+#define REFUSED(change)                                         \
+    do {                                                        \
+        bad = rq;                                               \
+        change;                                                 \
+        assert_int_equal(h3_generate(e, &bad, NULL), H3_E_ARG); \
+    } while (0)
+    REFUSED(bad.wav_path = NULL); // no output at all
+    REFUSED(bad.n_refs = 2);
+    REFUSED(bad.n_refs = -1);
+    REFUSED(bad.n_sigmas = 3);
+    REFUSED(bad.steps = -3);
+    REFUSED(bad.shift_video = (double)NAN);
+    REFUSED(bad.shift_audio = -2);
+    REFUSED((bad.refs = &odd, bad.n_refs = 1));
+    h3_bench_opts bench = {.what = "nothing"};
+    char *json = NULL;
+    assert_int_equal(h3_bench(e, &bench, &json), H3_E_ARG);
+    assert_int_equal(h3_generate(e, &rq, NULL), H3_OK); // the result is not asked for
+    unlink(rq.wav_path);
+    h3_engine_close(&e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_requests_that_cannot_be),
         cmocka_unit_test(test_parts_stay_open),
         cmocka_unit_test(test_files_change),
         cmocka_unit_test(test_strengths),
