@@ -259,3 +259,84 @@ extern "C" cudaError_t h3_k_heads(cudaStream_t stream, const h3_heads *q, const 
     if (D == 64) return H3_RUN((heads_kernel<K_F16, 8>), blocks, 256, 0, stream, a);
     return H3_RUN((heads_kernel<K_F16, 16>), blocks, 256, 0, stream, a);
 }
+
+/* ---------------------------------------------------------------- the last keys of a segment */
+
+enum { REST_ROWS = 64 }; // rows that a warp goes through with the same keys
+
+/* 8 lanes a head, 4 heads a warp. The keys stay in registers; E of them at most. */
+template <int T, int E>
+static __global__ void rest_kernel(const __grid_constant__ h3_attn_rest a)
+{
+    const int lane = threadIdx.x % 8, c = lane * 8;
+    const int64_t warp = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const int64_t bands = (a.rows + REST_ROWS - 1) / REST_ROWS, groups = a.heads / 4;
+    const int64_t seg = warp / (groups * bands), band = warp / groups % bands;
+    const int h = (int)(warp % groups) * 4 + threadIdx.x % 32 / 8;
+    if (seg >= a.segments) return;
+    const unsigned short *k = (const unsigned short *)a.k + seg * a.rows * a.k_s + h * a.k_h + c;
+    const unsigned short *v = (const unsigned short *)a.v + seg * a.rows * a.v_s + h * a.v_h + c;
+    const unsigned short *q = (const unsigned short *)a.q + seg * a.rows * a.q_s + h * a.q_h + c;
+    unsigned short *o = (unsigned short *)a.o + seg * a.rows * a.o_s + h * a.o_h + c;
+    const float *sums = a.sums + (seg * a.heads + h) * a.rows;
+    uint4 key[E], value[E];
+
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        if (e < a.rest) {
+            key[e] = *(const uint4 *)(k + e * a.k_s);
+            value[e] = *(const uint4 *)(v + e * a.v_s);
+        }
+    const int64_t first = band * REST_ROWS;
+    const int64_t end = first + REST_ROWS < a.rows ? first + REST_ROWS : a.rows;
+#pragma unroll 2
+    for (int64_t s = first; s < end; s++) {
+        float x[8], y[8], score[E];
+        widen<T>(*(const uint4 *)(q + s * a.q_s), x);
+        widen<T>(*(const uint4 *)(o + s * a.o_s), y);
+        const float sum = sums[s];
+        float top = sum;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            if (e >= a.rest) continue;
+            float w[8], dot = 0;
+            widen<T>(key[e], w);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                dot += x[i] * w[i];
+#pragma unroll
+            for (int i = 4; i > 0; i /= 2)
+                dot += __shfl_xor_sync(0xffffffffu, dot, i);
+            score[e] = dot * a.scale;
+            top = fmaxf(top, score[e]);
+        }
+        float all = expf(sum - top);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[i] *= all;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            if (e >= a.rest) continue;
+            float w[8];
+            const float p = expf(score[e] - top);
+            widen<T>(value[e], w);
+            all += p;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                y[i] += p * w[i];
+        }
+        const float over = 1.0f / all;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[i] *= over;
+        *(uint4 *)(o + s * a.o_s) = narrow<T>(y);
+    }
+}
+
+extern "C" cudaError_t h3_k_attention_rest(cudaStream_t stream, const h3_attn_rest *a)
+{
+    const int64_t warps = a->segments * (a->heads / 4) * div_up(a->rows, REST_ROWS);
+    const unsigned blocks = (unsigned)div_up(warps, 8);
+    if (a->dtype == K_BF16) return H3_RUN((rest_kernel<K_BF16, 8>), blocks, 256, 0, stream, *a);
+    return H3_RUN((rest_kernel<K_F16, 8>), blocks, 256, 0, stream, *a);
+}
