@@ -99,7 +99,7 @@ echo
 awk '
 { n[$1]++; ok[$1] += $2; all++; right += $2 }
 END {
-    split("colour 80 shape 50 direction 80 background 90 sound 85 pitch 90 pan 80 " \
+    split("colour 80 shape 75 direction 80 background 90 sound 85 pitch 90 pan 80 " \
           "keyframe-direction 50 reference-background 50 adapted-colour 60 four-colour 60 four-sound 60", need, " ")
     for (i = 1; i in need; i += 2) least[need[i]] = need[i + 1]
     for (k in n) {
