@@ -178,29 +178,6 @@ static void test_e4m3_bias(void **unused)
     h3_dev_close(&d);
 }
 
-/* Documents of a few rows more than whole pieces: their last keys are added apart. */
-static void test_attention_rest(void **unused)
-{
-    static const int32_t cu[] = {0, 1029, 2058};
-    const int64_t S = 2058, H = 4, D = 64;
-    h3_dev *d;
-
-    (void)unused;
-    setenv("H3_CUDA_SPLIT", "1", 1);
-    d = open_cuda("auto");
-    unsetenv("H3_CUDA_SPLIT");
-    for (int i = 0; i < 2 && !strstr(d->detail, "emulated"); i++) { // minutes there
-        const h3_dtype t = i ? H3_F16 : H3_BF16;
-        h3_tensor all = make(t, 0, EXTENTS(S, 3 * H * D)), out = make(t, 0, EXTENTS(S, H, D));
-        fill(all, 2, 0);
-        h3_tensor q = head_view(all, 0, H, D), k = head_view(all, H, H, D),
-                  w = head_view(all, 2 * H, H, D);
-        CLOSE(out, 6e-3, attention(d, y, q, k, w, 0.125f, cu, 2, false));
-        drop_all();
-    }
-    h3_dev_close(&d);
-}
-
 /* The video decoder's stream: f32 rows under 16-bit products. */
 static void test_residuals(void **unused)
 {
@@ -480,7 +457,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wide_rows),
         cmocka_unit_test(test_residuals),
         cmocka_unit_test(test_scan),
-        cmocka_unit_test(test_attention_rest),
         cmocka_unit_test(test_e4m3_bias),
         cmocka_unit_test(test_vit_heads),
         cmocka_unit_test(test_tensor_cores),

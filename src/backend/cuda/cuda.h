@@ -90,8 +90,6 @@ struct h3_backend {
     uint64_t uploaded;
     h3_cuda_buffer lt_work;    ///< cuBLASLt
     h3_cuda_buffer sdpa_work;  ///< cuDNN
-    h3_cuda_buffer attn_sums;  ///< log sums of attention that leaves keys out
-    bool splits;               ///< whether it may
     h3_cuda_buffer operand;    ///< a decoded weight
     h3_cuda_buffer columns;    ///< unfolded convolution input, or a product before its epilogue
     h3_cuda_buffer wide;       ///< weights and results of an f64 convolution

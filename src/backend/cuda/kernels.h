@@ -119,20 +119,6 @@ typedef struct h3_heads {
     void *p;
     int64_t n, st_s, st_h;
 } h3_heads;
-/** o of attention over all keys of a segment but its last `rest` (at most 8), with the logarithms of its
- *  sums [segments, heads, rows], becomes that over all. Heads of 64 channels, a multiple of 4 of them;
- *  k and v: the first of those rows; strides in elements. */
-typedef struct h3_attn_rest {
-    const void *q, *k, *v;
-    void *o;
-    const float *sums;
-    int64_t q_s, q_h, k_s, k_h, v_s, v_h, o_s, o_h;
-    int64_t rows, segments;
-    int32_t heads, rest;
-    float scale;
-    uint8_t dtype;
-} h3_attn_rest;
-cudaError_t h3_k_attention_rest(cudaStream_t stream, const h3_attn_rest *a);
 /** qk_norm_rope without gains under f32 tables. */
 cudaError_t h3_k_heads(cudaStream_t stream, const h3_heads *q, const h3_heads *k, int64_t S,
                        int64_t D, uint8_t dtype, float eps, h3_rows cos, h3_rows sin);

@@ -292,11 +292,11 @@ static h3_status find_device(h3_dev *d, int index)
 static void cuda_close(h3_dev *d)
 {
     h3_backend *b = d->backend;
-    h3_cuda_buffer *const buffers[] = {&b->lt_work,         &b->sdpa_work,      &b->attn_sums,
-                                       &b->operand,         &b->columns,        &b->wide,
-                                       &b->quant[0],        &b->quant[1],       &b->attn8,
-                                       &b->passing[0],      &b->passing[1],     &b->rows8[0].scales,
-                                       &b->rows8[1].scales, &b->rows8[2].scales};
+    h3_cuda_buffer *const buffers[] = {
+        &b->lt_work,        &b->sdpa_work,  &b->operand,         &b->columns,
+        &b->wide,           &b->quant[0],   &b->quant[1],        &b->attn8,
+        &b->passing[0],     &b->passing[1], &b->rows8[0].scales, &b->rows8[1].scales,
+        &b->rows8[2].scales};
 
     if (!b) return;
     if (b->stream) cudaStreamSynchronize(b->stream);
@@ -379,9 +379,8 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
     if (!b) return h3_fail(H3_E_NOMEM, "no memory for the CUDA backend");
     d->close = cuda_close;
     H3_TRY(parse_math(opts->math, &b->math));
-    const char *rows = getenv("H3_CUDA_FP8_ROWS"), *split = getenv("H3_CUDA_SPLIT");
+    const char *rows = getenv("H3_CUDA_FP8_ROWS");
     b->fp8_rows = rows ? strtoll(rows, NULL, 10) : FP8_ROWS;
-    b->splits = split && strcmp(split, "1") == 0;
     H3_TRY(find_device(d, index));
     H3_CUDA_TRY(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     H3_CUDA_TRY(cudaHostAlloc((void **)&b->flag, sizeof *b->flag, cudaHostAllocMapped));

@@ -26,7 +26,6 @@ typedef struct shape {
     int64_t batch, heads, kv_heads, rows, dim;
     int64_t q_s, q_h, k_s, k_h, v_s, v_h, o_s, o_h;
     int64_t dtype, is_fp8;
-    int64_t rest; ///< rows of k and v, the last ones, that are left out; o comes with its log sums
 } shape;
 
 typedef struct plan {
@@ -62,8 +61,7 @@ enum {
     ID_SCALE_O,
     ID_AMAX_S,
     ID_AMAX_O,
-    ID_BUILT,
-    ID_SUMS = ID_DESCALE_Q ///< of the graph that is not e4m3
+    ID_BUILT
 };
 
 /* Places in h3_sdpa_cache.scalars, as far apart as cuDNN wants its tensors aligned. */
@@ -220,8 +218,7 @@ static descriptor product(graph *g, descriptor a, descriptor b, descriptor c)
 static void unified(graph *g, const shape *s)
 {
     const int64_t n = s->rows, dq[4] = {s->batch, s->heads, n, s->dim};
-    const int64_t dk[4] = {s->batch, s->kv_heads, n - s->rest, s->dim};
-    const int64_t dl[4] = {s->batch, s->heads, n, 1}, sl[4] = {s->heads * n, n, 1, 1};
+    const int64_t dk[4] = {s->batch, s->kv_heads, n, s->dim};
     const int64_t sq[4] = {n * s->q_s, s->q_h, s->q_s, 1}, sk[4] = {n * s->k_s, s->k_h, s->k_s, 1};
     const int64_t sv[4] = {n * s->v_s, s->v_h, s->v_s, 1}, so[4] = {n * s->o_s, s->o_h, s->o_s, 1};
     const cudnnDataType_t t = s->dtype == H3_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
@@ -235,9 +232,6 @@ static void unified(graph *g, const shape *s)
     link(g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, v);
     link(g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, o);
     link(g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC, scale);
-    if (s->rest)
-        link(g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC,
-             tensor(g, ID_SUMS, CUDNN_DATA_FLOAT, dl, sl, REAL));
     add_op(g, op);
 }
 
@@ -351,7 +345,7 @@ static h3_status plan_for(h3_dev *d, const shape *s, plan **out)
         e4m3_graph(g, s);
     else
         unified(g, s);
-    p->n_io = s->is_fp8 ? ID_AMAX_O : s->rest ? ID_SUMS : ID_SCALE;
+    p->n_io = s->is_fp8 ? ID_AMAX_O : ID_SCALE;
     build(d->backend, g, p);
     drop(g);
     free(g);
@@ -482,57 +476,6 @@ static void *row(h3_tensor t, int64_t r)
     return (char *)t.data + (size_t)(r * t.st[0]) * h3_dtype_bytes((h3_dtype)t.dtype);
 }
 
-/* cuDNN's kernel for heads of 64 works on pieces of 256 rows, of k and v too, and a piece with a
- * few rows costs what a full one does: a tile of the video decoder has 7 x 256 + 5 rows. These last
- * keys are left out there and added by a kernel of our own. 0: no such rows. */
-static int64_t rest_of(const h3_backend *b, const job *j, int64_t n)
-{
-    const int64_t rest = n % 256;
-
-    return b->splits && j->is_even && j->q.ne[2] == 64 && j->k.ne[1] == j->q.ne[1] &&
-                   j->q.ne[1] % 4 == 0 && n >= 1024 && rest <= 8
-               ? rest
-               : 0;
-}
-
-static h3_status by_pieces(h3_dev *d, const job *j, int64_t n, int64_t rest, bool *done)
-{
-    h3_backend *b = d->backend;
-    shape s = shape_of(j, j->n, n);
-    float scale = j->scale;
-    plan *p;
-
-    s.rest = rest;
-    H3_TRY(plan_for(d, &s, &p));
-    if (!p->is_usable) return H3_OK;
-    H3_TRY(h3_cuda_grow(d, &b->attn_sums, (size_t)(j->n * s.heads * n) * sizeof(float)));
-    void *io[] = {j->q.data, j->k.data, j->v.data, j->o.data, &scale, b->attn_sums.p};
-    H3_TRY(execute(d, p, io));
-    const h3_attn_rest a = {.q = j->q.data,
-                            .k = row(j->k, n - rest),
-                            .v = row(j->v, n - rest),
-                            .o = j->o.data,
-                            .sums = b->attn_sums.p,
-                            .q_s = s.q_s,
-                            .q_h = s.q_h,
-                            .k_s = s.k_s,
-                            .k_h = s.k_h,
-                            .v_s = s.v_s,
-                            .v_h = s.v_h,
-                            .o_s = s.o_s,
-                            .o_h = s.o_h,
-                            .rows = n,
-                            .segments = j->n,
-                            .heads = (int32_t)s.heads,
-                            .rest = (int32_t)rest,
-                            .scale = scale,
-                            .dtype = j->q.dtype};
-    H3_LAUNCH(d, h3_k_attention_rest(b->stream, &a));
-    b->counts[H3_CUDA_N_SDPA]++;
-    *done = true;
-    return H3_OK;
-}
-
 /* All segments of equal length as one batch, or one after another. *done stays false when cuDNN has
  * no plan for the first of them; nothing was enqueued then. */
 static h3_status by_cudnn(h3_dev *d, const job *j, bool *done)
@@ -541,10 +484,6 @@ static h3_status by_cudnn(h3_dev *d, const job *j, bool *done)
 
     *done = false;
     if (!d->backend->cudnn || j->causal || !is_packable(j)) return H3_OK;
-    if (rest_of(d->backend, j, j->cu[1])) {
-        H3_TRY(by_pieces(d, j, j->cu[1], rest_of(d->backend, j, j->cu[1]), done));
-        if (*done) return H3_OK;
-    }
     for (int i = 0; i < (j->is_even ? 1 : j->n); i++) {
         const int64_t n = j->cu[i + 1] - j->cu[i];
         const shape s = shape_of(j, j->is_even ? j->n : 1, n);
@@ -636,10 +575,10 @@ static h3_status clear_maxima(h3_dev *d)
  * q, k, v to e4m3, each with one scale; what undoes v's to rows [n]. The sum of weighted values
  * never exceeds the largest value, so v's scale serves o too.
  *
- * cuDNN's kernel was seen to read scales that the kernel right before it had written a moment too
- * late (its launch may overlap the end of that kernel, in a recorded step more often): scales are
- * written before the values, and what comes last is no kernel but the clearing of the maxima for
- * the next time.
+ * Steps recorded as a graph differed from run to run while the scales were written by the kernel
+ * right before cuDNN's, which probably starts before the end of that one is seen everywhere. So
+ * scales are written before the values, and what comes last is no kernel but the clearing of the
+ * maxima for the next time; since then all runs were equal.
  */
 static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3], float *rows,
                                 int64_t n)
