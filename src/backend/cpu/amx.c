@@ -177,7 +177,8 @@ INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int 
                            const float *a, const float *b, float *c, bool add)
 {
     enum { TILE = T * T, PIECE = 2 * TILE };
-    float part[AMX_ROWS * NR], *to = add ? part : c;
+    _Alignas(64) float part[AMX_ROWS * NR]; // rows are whole cache lines
+    float *to = add ? part : c;
 
     EACH_SUM(SUM_ZERO);
     for (int64_t k = 0; k < kc; k += T, a += n_a * PIECE, b += n_b * PIECE) {
@@ -201,7 +202,8 @@ INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *
                            float *c, bool add)
 {
     enum { TILE = T * T, PIECE = 2 * TILE };
-    float part[AMX_ROWS * NR], *to = add ? part : c;
+    _Alignas(64) float part[AMX_ROWS * NR]; // rows are whole cache lines
+    float *to = add ? part : c;
 
     EACH_SUM(SUM_ZERO);
     for (int64_t k = 0; k < kc; k += T, a += PIECE, b += PIECE) {

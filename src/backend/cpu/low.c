@@ -42,8 +42,8 @@ static double now(void)
 /* Seconds per row of A. */
 static double time_tile(h3_tile_fn tile, int rows)
 {
-    static const float zeros[MR * LDA + KC * NR];
-    float c[MR * NR];
+    static const _Alignas(64) float zeros[MR * LDA + KC * NR];
+    _Alignas(64) float c[MR * NR];
     double best = 1;
     for (int i = 0; i < 20; i++) {
         const double t0 = now();
@@ -300,9 +300,9 @@ double ISA(h3_cpu_time_bf16)(void)
 
 double ISA(h3_cpu_time_amx)(int n_a, int n_b)
 {
-    static const float zeros[2 * 3 * KC_SPLIT * NR]; // A and B, in three pieces
+    static const _Alignas(64) float zeros[2 * 3 * KC_SPLIT * NR]; // A and B, in three pieces
     const h3_amx_split split = {.n_a = n_a, .n_b = n_b};
-    float c[AMX_ROWS * NR];
+    _Alignas(64) float c[AMX_ROWS * NR];
     double best = 1;
 
     ISA(h3_cpu_amx_begin)();
@@ -416,7 +416,7 @@ static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
 {
     enum { AT_A_TIME = 8 };
     const h3_gemm *g = ctx;
-    float wide[AT_A_TIME * LDA];
+    _Alignas(64) float wide[AT_A_TIME * LDA];
 
     for (int64_t i = 0; i < n; i += AT_A_TIME) {
         const int64_t take = n - i < AT_A_TIME ? n - i : AT_A_TIME;
