@@ -132,12 +132,16 @@ def filled(make, device, dtype):
 
 def main():
     cuda = not a.tiny and torch.cuda.is_available()
+    try:
+        cudnn = torch.backends.cudnn.version() or 0
+    except RuntimeError as e:  # another cuDNN comes first in LD_LIBRARY_PATH
+        sys.exit(str(e))
     dev, dt = ("cuda" if cuda else "cpu"), torch.bfloat16
     h, heads, ffn, t_dim = (96, 4, 80, 32) if a.tiny else (5376, 56, 14336, 2688)
     d = 24 if a.tiny else 128
     m, who = classes()
     emit(what="diffusers", who=who, torch=torch.__version__, device=torch.cuda.get_device_name() if cuda else "cpu",
-         cudnn=torch.backends.cudnn.version() or 0, import_s=time.perf_counter() - T0)
+         cudnn=cudnn, import_s=time.perf_counter() - T0)
     blocks = [filled(lambda: m.MiniMaxH3TransformerBlock(h, heads, d, ffn, t_dim, 1e-5, 1e-5), dev, dt)
               for _ in range(a.layers)]
 

@@ -23,7 +23,10 @@ def lines(text):
 
 def run(command):
     print("+ " + " ".join(command), file=sys.stderr)
-    return lines(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    env = dict(os.environ)
+    if command[0] == sys.executable:  # PyTorch brings a cuDNN of its own and refuses another one
+        env.pop("LD_LIBRARY_PATH", None)
+    return lines(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout)
 
 
 def products(seen):

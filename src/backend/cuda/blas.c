@@ -4,12 +4,10 @@
  * cuBLASLt's heuristic answers in order of its own estimate, which at the released shapes is up to
  * a tenth off the best. So the first time a large product of some shape is asked for, its
  * candidates are run on the operands at hand and the fastest is remembered; small products take the
- * first answer. What the heuristic offers differs from the best in how tiles are ordered and
- * grouped, so such neighbours are tried too; and a card that keeps to its power changes its clocks
- * all the time, so the last choice is made in turns, run by run. (Each finalist by itself under
- * load was tried: what came after a hungry one looked slow.) H3_CUDA_TUNE=long takes four times as
- * long for it, H3_CUDA_TUNE=quick leaves both out. Choices are kept in a file beside the user's
- * other caches, per GPU and library version, and checked again by the library before they are used.
+ * first answer. Choices are kept in a file beside the user's other caches, per GPU and library
+ * version, and checked again by the library before they are used. On an H200 neighbours of these
+ * candidates (order and grouping of tiles), and choices made under load or in turns, were tried: a
+ * single product gained up to 4 %, whole steps lost 0.5 to 2 %.
  *
  * cuBLASLt is column-major: it computes y^T = w x^T, where our rows are its columns. Reductions
  * across blocks are restricted to those that add in f32, so that every algorithm keeps ops.h's one
@@ -22,16 +20,11 @@
 #include "file.h"
 
 enum {
-    ASKED = 24,
-    CANDIDATES = 96, // with neighbours
+    CANDIDATES = 24,
     WORKSPACE = 64 << 20,
     N_BUCKETS = 256,
     FINALISTS = 4, // run again after the first round
-    IN_TURNS = 8   // of large products
 };
-/* Milliseconds from which on a product decides the card's clocks, and what finding its best
- * algorithm may take: neighbours, finalists in turns. */
-static const float is_large = 0.15f, widen_ms = 250, turns_ms = 250;
 /* Floating-point operations worth measuring: from some 10 microseconds on. Medium products gain
  * most: whether they are cut along k decides how much of the GPU they fill. */
 static const double worth_measuring = 2e8;
@@ -62,7 +55,6 @@ struct h3_lt_cache {
     char path[512]; ///< empty: no file
     cublasLtMatmulPreference_t pref;
     cudaEvent_t from, to;
-    float patience; ///< 0: quick, 1, 4: long
 };
 
 static h3_status lt_failed(cublasStatus_t s, const char *what)
@@ -85,7 +77,7 @@ static void cache_path(h3_lt_cache *c, const h3_backend *b)
     snprintf(device, sizeof device, "%.60s", b->prop.name);
     for (char *p = device; *p; p++)
         if (*p == ' ' || *p == '/') *p = '-';
-    char *name = h3_strdupf("cublaslt3-%zu-%s-%d.bin", cublasLtGetVersion(), device,
+    char *name = h3_strdupf("cublaslt-%zu-%s-%d.bin", cublasLtGetVersion(), device,
                             b->prop.multiProcessorCount);
     path = h3_cache_path(name);
     if (path && strlen(path) < sizeof c->path) strcpy(c->path, path);
@@ -180,10 +172,6 @@ h3_status h3_lt_open(h3_dev *d)
     H3_CUDA_TRY(cudaEventCreate(&c->from));
     H3_CUDA_TRY(cudaEventCreate(&c->to));
     H3_TRY(h3_cuda_grow(d, &b->lt_work, WORKSPACE));
-    const char *wish = getenv("H3_CUDA_TUNE");
-    c->patience = wish && strcmp(wish, "quick") == 0  ? 0
-                  : wish && strcmp(wish, "long") == 0 ? 4
-                                                      : 1;
     cache_path(c, b);
     read_file(c);
     return H3_OK;
@@ -323,144 +311,29 @@ static h3_status time_one(h3_dev *d, const call *c, const h3_mm *mm,
     return H3_OK;
 }
 
-/* True when an algorithm goes with these very extents and the workspace there is. */
-static bool is_usable(h3_dev *d, const call *c, cublasLtMatmulHeuristicResult_t *r)
-{
-    cublasLtMatmulHeuristicResult_t now;
-
-    if (cublasLtMatmulAlgoCheck(d->backend->lt, c->op, c->w, c->x, c->y, c->y, &r->algo, &now) !=
-            CUBLAS_STATUS_SUCCESS ||
-        now.workspaceSize > WORKSPACE)
-        return false;
-    r->workspaceSize = now.workspaceSize;
-    return true;
-}
-
-/* Algorithms and how long a run took. */
-typedef struct field {
-    cublasLtMatmulHeuristicResult_t r[CANDIDATES];
-    float ms[CANDIDATES];
-    bool is_done[CANDIDATES]; ///< its neighbours are there
-    int n;
-} field;
-
-static void swap(field *f, int i, int j)
-{
-    const cublasLtMatmulHeuristicResult_t r = f->r[i];
-    const float ms = f->ms[i];
-    const bool is_done = f->is_done[i];
-
-    f->r[i] = f->r[j], f->ms[i] = f->ms[j], f->is_done[i] = f->is_done[j];
-    f->r[j] = r, f->ms[j] = ms, f->is_done[j] = is_done;
-}
-
-static void sort(field *f)
-{
-    for (int i = 0; i < f->n; i++)
-        for (int j = i + 1; j < f->n; j++)
-            if (f->ms[j] < f->ms[i]) swap(f, i, j);
-}
-
-/* Runs an algorithm that is not in the field yet and adds it. */
-static h3_status enter(h3_dev *d, const call *c, const h3_mm *mm, field *f,
-                       const cublasLtMatmulAlgo_t *algo, float *spent)
-{
-    cublasLtMatmulHeuristicResult_t *r = &f->r[f->n];
-
-    for (int i = 0; i < f->n; i++)
-        if (memcmp(&f->r[i].algo, algo, sizeof *algo) == 0) return H3_OK;
-    if (f->n == CANDIDATES) return H3_OK;
-    memset(r, 0, sizeof *r);
-    r->algo = *algo;
-    if (!is_usable(d, c, r)) return H3_OK;
-    H3_TRY(time_one(d, c, mm, r, 2, &f->ms[f->n]));
-    if (f->ms[f->n] < 1e29f) *spent += 2 * f->ms[f->n];
-    f->is_done[f->n++] = false;
-    return H3_OK;
-}
-
-/* The neighbours of algorithm i: one property changed at a time. Others than these do not matter on
- * the GPUs that were tried. */
-static h3_status widen(h3_dev *d, const call *c, const h3_mm *mm, field *f, int i, float most,
-                       float *spent)
-{
-    static const struct {
-        cublasLtMatmulAlgoConfigAttributes_t what;
-        size_t size;
-        unsigned n;
-    } property[] = {{CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4, 4},
-                    {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2, 7},
-                    {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4, 8}};
-    const cublasLtMatmulAlgo_t base = f->r[i].algo;
-
-    f->is_done[i] = true;
-    for (size_t k = 0; k < sizeof property / sizeof *property; k++)
-        for (unsigned v = 0; v < property[k].n && *spent < most; v++) {
-            const uint16_t half = (uint16_t)v;
-            const uint32_t word = v;
-            cublasLtMatmulAlgo_t a = base;
-            if (cublasLtMatmulAlgoConfigSetAttribute(
-                    &a, property[k].what, property[k].size == 2 ? (const void *)&half : &word,
-                    property[k].size) == CUBLAS_STATUS_SUCCESS)
-                H3_TRY(enter(d, c, mm, f, &a, spent));
-        }
-    return H3_OK;
-}
-
-/* The finalists run by run in turns: clocks that go up and down meet all of them alike. */
-static h3_status measure_in_turns(h3_dev *d, const call *c, const h3_mm *mm, field *f)
-{
-    const int n = f->n < IN_TURNS ? f->n : IN_TURNS;
-    const float fits = turns_ms * d->backend->lt_cache->patience / ((float)n * f->ms[0]);
-    const int rounds = fits < 3 ? 3 : fits > 24 ? 24 : (int)fits;
-    float sum[IN_TURNS] = {0}, ms;
-    int best = 0;
-
-    for (int round = 0; round <= rounds; round++)
-        for (int i = 0; i < n; i++) {
-            const int at = (i + round) % n; // none always comes after the same one
-            H3_TRY(time_one(d, c, mm, &f->r[at], 1, &ms));
-            if (round > 0) sum[at] += ms;
-        }
-    for (int i = 1; i < n; i++)
-        if (sum[i] < sum[best]) best = i;
-    swap(f, 0, best);
-    return H3_OK;
-}
-
 /* Brings the fastest candidate to the front. Results go to y, which the caller's run overwrites. */
-static h3_status measure(h3_dev *d, const call *c, const h3_mm *mm, field *f)
+static h3_status measure(h3_dev *d, const call *c, const h3_mm *mm,
+                         cublasLtMatmulHeuristicResult_t *r, int n)
 {
-    const float patience = d->backend->lt_cache->patience;
-    float spent = 0;
+    float ms[CANDIDATES];
 
-    H3_TRY(time_one(d, c, mm, &f->r[0], 2, &f->ms[0])); // the first launch loads code
-    for (int i = 0; i < f->n; i++)
-        f->ms[i] = 1e30f;
-    for (int k = 0; k < 2 * f->n; k++) {
-        const int i = k % f->n;
-        float ms;
-        H3_TRY(time_one(d, c, mm, &f->r[i], 1, &ms));
-        if (ms < f->ms[i]) f->ms[i] = ms;
-    }
-    sort(f);
-    if (patience > 0 && f->ms[0] > is_large) {
-        for (int k = 0; k < 4 && spent < widen_ms * patience; k++) {
-            int i = 0;
-            while (i < f->n && f->is_done[i])
-                i++;
-            if (i == f->n || i > 3) break;
-            H3_TRY(widen(d, c, mm, f, i, widen_ms * patience, &spent));
-            sort(f);
-        }
-        return measure_in_turns(d, c, mm, f);
-    }
+    H3_TRY(time_one(d, c, mm, &r[0], 2, &ms[0])); // the first launch loads code
+    for (int i = 0; i < n; i++)
+        H3_TRY(time_one(d, c, mm, &r[i], 2, &ms[i]));
+    for (int i = 0; i < n; i++) // n is small: selection sort
+        for (int j = i + 1; j < n; j++)
+            if (ms[j] < ms[i]) {
+                const float t = ms[i];
+                const cublasLtMatmulHeuristicResult_t h = r[i];
+                ms[i] = ms[j], r[i] = r[j];
+                ms[j] = t, r[j] = h;
+            }
     int best = 0;
-    for (int i = 0; i < f->n && i < FINALISTS; i++) {
-        H3_TRY(time_one(d, c, mm, &f->r[i], 4, &f->ms[i]));
-        if (f->ms[i] < f->ms[best]) best = i;
+    for (int i = 0; i < n && i < FINALISTS; i++) {
+        H3_TRY(time_one(d, c, mm, &r[i], 4, &ms[i]));
+        if (ms[i] < ms[best]) best = i;
     }
-    swap(f, 0, best);
+    r[0] = r[best];
     return H3_OK;
 }
 
@@ -514,7 +387,7 @@ static h3_status ask(h3_dev *d, const call *c, const h3_mm *mm, cublasLtMatmulHe
     }
     if (st == H3_OK) {
         const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
-            b->lt, c->op, c->w, c->x, c->y, c->y, b->lt_cache->pref, ASKED, r, n);
+            b->lt, c->op, c->w, c->x, c->y, c->y, b->lt_cache->pref, CANDIDATES, r, n);
         if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)
             *n = 0;
         else if (s != CUBLAS_STATUS_SUCCESS)
@@ -522,6 +395,19 @@ static h3_status ask(h3_dev *d, const call *c, const h3_mm *mm, cublasLtMatmulHe
     }
     drop(&other);
     return st;
+}
+
+/* True when an algorithm goes with these very extents and the workspace there is. */
+static bool is_usable(h3_dev *d, const call *c, cublasLtMatmulHeuristicResult_t *r)
+{
+    cublasLtMatmulHeuristicResult_t now;
+
+    if (cublasLtMatmulAlgoCheck(d->backend->lt, c->op, c->w, c->x, c->y, c->y, &r->algo, &now) !=
+            CUBLAS_STATUS_SUCCESS ||
+        now.workspaceSize > WORKSPACE)
+        return false;
+    r->workspaceSize = now.workspaceSize;
+    return true;
 }
 
 static h3_status choose(h3_dev *d, const call *c, const h3_mm *mm, entry *e)
@@ -532,33 +418,26 @@ static h3_status choose(h3_dev *d, const call *c, const h3_mm *mm, entry *e)
     const uint32_t bytes[] = {1u << e->at.align_w, 1u << e->at.align_x, 1u << e->at.align_y,
                               1u << e->at.align_y};
     h3_backend *b = d->backend;
-    field *f;
-    int n = 0;
-    h3_status st;
+    cublasLtMatmulHeuristicResult_t r[CANDIDATES];
+    int n = 0, usable = 0;
 
     H3_TRY(h3_cuda_not_recording(d, "the choice of an algorithm"));
     for (int i = 0; i < 4; i++)
         LT_TRY(cublasLtMatmulPreferenceSetAttribute(b->lt_cache->pref, names[i], &bytes[i],
                                                     sizeof bytes[i]));
-    f = calloc(1, sizeof *f);
-    if (!f) return h3_fail(H3_E_NOMEM, "no memory for a list of algorithms");
-    st = ask(d, c, mm, f->r, &n);
-    for (int i = 0; st == H3_OK && i < n; i++)
-        if (f->r[i].state == CUBLAS_STATUS_SUCCESS && is_usable(d, c, &f->r[i]))
-            f->r[f->n++] = f->r[i];
+    H3_TRY(ask(d, c, mm, r, &n));
+    for (int i = 0; i < n; i++)
+        if (r[i].state == CUBLAS_STATUS_SUCCESS && is_usable(d, c, &r[i])) r[usable++] = r[i];
+    if (usable == 0) return H3_OK;
     /* A sum cannot be repeated in place; its first piece, of the same shape, was measured. */
-    if (st == H3_OK && f->n > 0 && !mm->adds &&
-        2.0 * (double)mm->m * (double)mm->n * (double)mm->k > worth_measuring) {
-        st = measure(d, c, mm, f);
-        e->is_new = st == H3_OK;
+    if (!mm->adds && 2.0 * (double)mm->m * (double)mm->n * (double)mm->k > worth_measuring) {
+        H3_TRY(measure(d, c, mm, r, usable));
+        e->is_new = true;
     }
-    if (st == H3_OK && f->n > 0) {
-        e->algo = f->r[0].algo;
-        e->work = f->r[0].workspaceSize;
-        e->is_known = true;
-    }
-    free(f);
-    return st;
+    e->algo = r[0].algo;
+    e->work = r[0].workspaceSize;
+    e->is_known = true;
+    return H3_OK;
 }
 
 /* A choice read from the file is used only if the library still takes it. */

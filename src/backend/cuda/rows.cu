@@ -1296,10 +1296,10 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
  * time on the way, so that gain and turn are fetched once. Neighbouring groups take q and k of one
  * head, which lie side by side in an interleaved product. */
 template <int L>
-static __global__ void __launch_bounds__(256, 3)
+static __global__ void __launch_bounds__(256, 4)
     head_pair_kernel(const __grid_constant__ pair_args p)
 {
-    enum { B = 7 }; // 56 heads by 8 groups
+    enum { B = 4 }; // all 7 of 56 heads at once were slower
     start_early();
     const rope_args &a = p.q;
     const unsigned s = blockIdx.x;
