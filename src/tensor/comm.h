@@ -1,12 +1,16 @@
 /**
  * Ranks: processes that work on one request together, and what they exchange.
  *
- * Everything that ranks send each other is a list of messages, sent and received at once
- * (h3_comm_exchange); the other calls are such lists. Three fillings carry them:
+ * What ranks send each other is a list of messages, sent and received at once (h3_comm_exchange, or
+ * in two halves with work between them: h3_comm_begin, h3_comm_finish); the other calls are such
+ * lists. Three fillings carry them:
  *
  *   local   processes of one host, started by h3_comm_fork, over socket pairs
  *   mpi     processes started by mpirun or srun (backend/mpi), when the build has MPI
  *   nccl    beside one of the two, for tensors that live on GPUs (backend/nccl)
+ *
+ * Ranks of one host may also write into each other's memory, without messages (h3_comm_window,
+ * h3_comm_put): `local` has shared memory for that, and GPUs theirs (backend/peer).
  *
  * A missing or single rank is no special case for callers: a NULL h3_comm has rank 0 of 1, and all
  * calls accept it and do nothing.

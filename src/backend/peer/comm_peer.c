@@ -25,8 +25,12 @@
 #include <time.h>
 
 #include "comm.h"
+#include "size.h"
 
 enum { READY, DONE, N_FLAGS };
+
+/* Smaller blocks may share one of the driver's, and a map is one of the whole of that. */
+enum { BLOCK = 2 << 20 };
 
 typedef CUresult (*stream_value)(CUstream s, CUdeviceptr at, cuuint32_t value, unsigned flags);
 
@@ -216,7 +220,7 @@ static h3_status window(h3_comm *c, h3_dev *d, size_t bytes, void **base)
     if (bytes == 0 || bytes > l->bytes) {
         H3_TRY(drop_window(c, d));
         if (bytes == 0) return H3_OK;
-        H3_TRY(d->alloc(d, &l->window, bytes));
+        H3_TRY(d->alloc(d, &l->window, h3_align_up(bytes, BLOCK)));
         H3_TRY(map_all(c, l->window, (void **)l->there));
         l->bytes = bytes;
     }
@@ -354,7 +358,7 @@ static h3_status make_streams(h3_comm *c, peer_link *l)
     const size_t bytes = (size_t)c->size * N_FLAGS * sizeof *l->flags;
 
     H3_TRY(find_calls(l));
-    CUDA_TRY(cudaMalloc((void **)&l->flags, bytes));
+    CUDA_TRY(cudaMalloc((void **)&l->flags, h3_align_up(bytes, BLOCK)));
     CUDA_TRY(cudaMemset(l->flags, 0, bytes));
     CUDA_TRY(cudaDeviceSynchronize());
     CUDA_TRY(cudaStreamCreateWithFlags(&l->rescue, cudaStreamNonBlocking));
