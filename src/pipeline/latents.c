@@ -154,6 +154,7 @@ h3_status h3_checkpoint_read(h3_checkpoint_file *out, const char *path)
     int64_t nv[2] = {0}, na[2] = {0};
     h3_manifest *m = NULL;
     const char *step;
+    char *end = NULL;
     h3_status st;
 
     memset(out, 0, sizeof *out);
@@ -163,8 +164,9 @@ h3_status h3_checkpoint_read(h3_checkpoint_file *out, const char *path)
     if ((st = take(&out->video_rows, m, path, "video_rows", 2, nv)) != H3_OK) goto done;
     if ((st = take(&out->audio_rows, m, path, "audio_rows", 2, na)) != H3_OK) goto done;
     step = h3_latents_meta(out->meta, "step");
-    out->step = step ? strtoll(step, NULL, 10) : -1;
-    if (out->step < 0) st = h3_fail(H3_E_FORMAT, "%s: the checkpoint does not say its step", path);
+    out->step = step ? strtoll(step, &end, 10) : 0;
+    if (out->step < 1 || *end)
+        st = h3_fail(H3_E_FORMAT, "%s: the checkpoint does not say its step", path);
     out->n_video = nv[0];
     out->video_cols = nv[1];
     out->n_audio = na[0];

@@ -260,6 +260,18 @@ refuses "truncated shard" 4 "model-00002-of-00003" generate -p x -m bad -o refus
 rm bad/FL2VA/transformer/model-00002-of-00003.safetensors
 refuses "missing shard" 5 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
 refuses "text encoder as DiT" 4 "text_encoder" generate -p x --dit "$data/tiny-h3/original/FL2VA/text_encoder" -o refused.mp4
+for step in x 0 1x "" 99999999999999999999; do
+    python3 - "$step" <<'END'
+import json, struct, sys
+h = {"__metadata__": {"h3av": json.dumps({"kind": "checkpoint", "step": sys.argv[1]})},
+     "video_rows": {"dtype": "F32", "shape": [1, 96], "data_offsets": [0, 384]},
+     "audio_rows": {"dtype": "F32", "shape": [1, 32], "data_offsets": [384, 512]}}
+j = json.dumps(h).encode()
+open("odd.checkpoint", "wb").write(struct.pack("<Q", len(j)) + j + bytes(512))
+END
+    case $step in 9*) what="another request" status=2 ;; *) what="does not say its step" status=4 ;; esac
+    refuses "checkpoint at step '$step'" $status "$what" generate -p x $small --resume odd.checkpoint -o refused.mp4
+done
 refuses "latents of no kind" 4 "t.safetensors" decode t.safetensors -o refused.mp4
 
 # ---- places that cannot be written
