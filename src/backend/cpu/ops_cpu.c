@@ -44,8 +44,8 @@ static void cpu_close(h3_dev *d)
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
     const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
-    const bool is_split = d->backend->pairs == H3_PAIRS_AMX;        // operands in three pieces
-    const size_t gaps = cols ? lanes * 512 : 0; // between panels
+    const bool is_split = d->backend->pairs == H3_PAIRS_AMX; // operands in three pieces
+    const size_t gaps = cols ? lanes * 768 : 0;              // between panels
     const size_t slab =
         lanes * (size_t)cols * (is_split ? 3 * sizeof(uint16_t) : sizeof(float)) + gaps;
     return (slab < 64u << 20 ? slab : 64u << 20) +

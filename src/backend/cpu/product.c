@@ -242,16 +242,19 @@ static int64_t max_panels(const h3_product *p)
 }
 
 /* Floats of a panel of B and of a tile of A, all pieces. Panels are kept off multiples of a power
- * of two: at widths like 2048 all of them would meet in the same few sets of level 2. */
+ * of two: at widths like 2048, or 5376 in three pieces, all of them would meet in the same few sets
+ * of level 2. */
 static int64_t panel_floats(const h3_product *p)
 {
-    return p->k * NR * (p->is_amx ? p->split.n_b : 1) + PANEL_GAP;
+    const int64_t n = p->k * NR * (p->is_amx ? p->split.n_b : 1) + PANEL_GAP;
+    return n % (4 * PANEL_GAP) ? n : n + PANEL_GAP / 2;
 }
 
-/* Rows of A in tiles at a time on AMX: those of one piece stay in level 1, others in level 2. */
+/* Rows of A in tiles at a time on AMX. Of single pieces a group stays in level 1 and panels of B in
+ * level 2; B in pieces is too long for that, so each panel comes once for all rows of a block. */
 static int64_t amx_rows(const h3_product *p)
 {
-    return p->split.n_a > 1 ? NB : AMX_ROWS;
+    return p->split.n_b > 1 ? NB : AMX_ROWS;
 }
 
 static int64_t tile_floats(const h3_product *p)
