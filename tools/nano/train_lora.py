@@ -4,11 +4,10 @@
     python train_lora.py --check lime.safetensors --weights weights        # clips of lime shapes, with and without
 
 Low-rank factors on every matrix of the DiT's blocks, in the names of diffusers; the model itself stays as it is.  Half of
-the steps show the new colour; the other half show what the model knows already, and ask for what it says without them.
+the clips show the new colour, the other half are what the model knows already, so that it keeps that.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import time
@@ -72,12 +71,6 @@ class Factors:
     def __exit__(self, *_):
         nets._tensors = self.plain
 
-    @contextlib.contextmanager
-    def without(self):
-        nets._tensors = self.plain
-        yield
-        nets._tensors = self.tensors
-
     def save(self, path):
         state = {}
         for name, (a, b) in self.parts.items():
@@ -94,34 +87,16 @@ class Factors:
 
 
 def clips(codec, rng, writer, colour, count, frames, device):
-    s = world.sample_scenes(rng, count, 256, 256, frames, p_two=0.0, tidy=1.0)
-    new = rng.random(count) < 0.5
-    recolour(s, np.nonzero(new)[0], colour, rng)
+    s = world.sample_scenes(rng, count, 256, 256, frames, p_two=0.0)
+    recolour(s, np.nonzero(rng.random(count) < 0.5)[0], colour, rng)
     texts = data.encode_text([writer.finish(writer.explicit(s, i)) for i in range(count)])
     z = torch.cat([codec.encode_video(world.render(s.take(np.arange(i, min(count, i + 32))), frames, device))
                    for i in range(0, count, 32)])
     a = codec.encode_audio(world.synth(s, frames, device))
     groups = {}
     for i, ids in enumerate(texts):
-        groups.setdefault((bool(new[i]), len(ids)), []).append(i)
+        groups.setdefault(len(ids), []).append(i)
     return z, a, texts, groups
-
-
-CORES = nets.block_core, nets.refiner_core
-
-
-def stay(dit, text, factors, batch, shown):
-    """How far the adapter moves what the model says of clips it knows."""
-    z, a = nets.patchify(batch["z"]), nets.audio_rows(batch["a"])
-    u = train_dit.noise_levels(len(z), z.device, 0.2)
-    sv, sa = nets.shifted(u, nets.VIDEO_SHIFT), nets.shifted(u, nets.AUDIO_SHIFT)
-    mix = lambda x, s: (1 - s)[:, None, None] * x + s[:, None, None] * torch.randn_like(x)
-    given = shown, batch["ids"], None, None, mix(z, sv), mix(a, sa), 1 - sv, 1 - sa, CORES
-    with torch.no_grad(), factors.without():
-        before = train_dit.predict(dit, text, *given)
-    after = train_dit.predict(dit, text, *given)
-    video, audio = ((x.float() - y.float()).square().mean() for x, y in zip(after, before))
-    return video + train_dit.AUDIO_WEIGHT * audio
 
 
 def train(args, device):
@@ -144,18 +119,14 @@ def train(args, device):
         while not clock.done():
             pool, z, a, texts, groups = pools[rng.random() < 0.4]
             n = max(2, args.tokens // (pool.t * 64 + 2 * pool.a + 20))
-            new = bool(rng.random() < 0.5)
-            known = [k for k in groups if k[0] == new]
-            lengths = [k for k in known if len(groups[k]) >= 8] or known
+            lengths = [k for k, g in groups.items() if len(g) >= 8] or list(groups)
             weight = np.array([len(groups[k]) for k in lengths], dtype=float)
             pick = rng.choice(groups[lengths[rng.choice(len(lengths), p=weight / weight.sum())]], n)
             index = torch.as_tensor(pick, device=device)
             batch = dict(ids=torch.tensor([texts[i] for i in pick], device=device), z=z[index], a=a[index])
             shown = conditioning.get(pool, "t2va", batch["ids"].shape[1], ())
-            if new:
-                loss, lv, _ = train_dit.flow_loss(dit, text, codec, batch, shown, CORES, 0.2, levels)
-            else:
-                loss = lv = args.keep * stay(dit, text, factors, batch, shown)
+            loss, lv, _ = train_dit.flow_loss(dit, text, codec, batch, shown, (nets.block_core, nets.refiner_core), 0.2,
+                                              levels)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(factors.parameters(), 1.0)
             for group in adam.param_groups:
@@ -207,7 +178,6 @@ def main():
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--clips", type=int, default=2000)
     parser.add_argument("--frames", type=int, default=22)
-    parser.add_argument("--keep", type=float, default=3.0, help="weight of staying what it was on known clips")
     parser.add_argument("--tokens", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--workers", type=int, default=None)
