@@ -172,6 +172,7 @@ ends "going on from there" 0 "'$h3av' generate $long --resume term.mp4.checkpoin
 check "SIGTERM while sampling: the same video" "$(cmp whole.mp4 term.mp4 && echo same)" same
 "$h3av" generate $long -o late.mp4 2>err &
 pid=$!
+awaits 'late.mp4.latents$' # the disk is tried with a .part before the work
 awaits 'late.mp4.part'
 kill -TERM $pid
 wait $pid

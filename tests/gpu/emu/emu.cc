@@ -31,15 +31,20 @@ static bool stays_open()
     return is_open;
 }
 
+/* Threads that upload open and close beside kernels. */
+static std::mutex door;
+
 static void open_memory()
 {
     if (stays_open()) return;
+    const std::lock_guard<std::mutex> lock(door);
     if (depth++ == 0 && region_top) mprotect(region, region_top, PROT_READ | PROT_WRITE);
 }
 
 static void close_memory()
 {
     if (stays_open()) return;
+    const std::lock_guard<std::mutex> lock(door);
     if (--depth == 0 && region_top) mprotect(region, region_top, PROT_NONE);
 }
 
@@ -67,8 +72,12 @@ extern "C" cudaError_t cudaMalloc(void **p, size_t n)
     if (region_top + size > region_bytes) return cudaErrorMemoryAllocation;
     *p = region + region_top;
     used[region + region_top] = size;
-    region_top += size;
-    access_guard g;
+    access_guard g; // after the next line nobody may find it closed
+    {
+        const std::lock_guard<std::mutex> lock(door);
+        region_top += size;
+        if (!stays_open()) mprotect(region, region_top, PROT_READ | PROT_WRITE);
+    }
     std::memset(*p, 0xfb, size < poison ? size : poison);
     return cudaSuccess;
 }
