@@ -16,10 +16,12 @@
 #include "audio_vae.h"
 #include "builtin.h"
 #include "decode.h"
+#include "encoding.h"
 #include "file.h"
 #include "gguf_writer.h"
 #include "half.h"
 #include "size.h"
+#include "suffix.h"
 #include "synth.h"
 #include "writer.h"
 
@@ -174,33 +176,6 @@ static h3_status read_table(form_file *f)
 
 /* ---------------------------------------------------------------- values */
 
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
-}
-
-/* The text of a tag of that length, as the forms have them. */
-static const char *tag_of(size_t bytes, bool is_mx)
-{
-    switch (bytes) {
-    case 19:
-        return is_mx ? "{\"format\": \"mxfp8\"}" : "{\"format\": \"nvfp4\"}";
-    case 27:
-        return "{\"format\": \"float8_e4m3fn\"}";
-    case 29:
-        return "{\"format\": \"int8_tensorwise\"}";
-    case 55:
-        return "{\"format\": \"nvfp4\", \"full_precision_matrix_mult\": true}";
-    case 71:
-        return "{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": 64}";
-    case 72:
-        return "{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": 256}";
-    default:
-        return "";
-    }
-}
-
 /* Plain numbers of a tensor: mean + uniform(-1, 1) * spread. */
 static void range_of(const form_file *f, const tensor_row *r, float *mean, float *spread)
 {
@@ -211,22 +186,22 @@ static void range_of(const form_file *f, const tensor_row *r, float *mean, float
         cols *= (double)r->ne[i];
     *mean = 0;
     *spread = 0.02f;
-    if (ends(n, "weight_scale_2") || ends(n, "weight_global_scale"))
+    if (h3_ends_with(n, "weight_scale_2") || h3_ends_with(n, "weight_global_scale"))
         *mean = 2e-3f, *spread = 0;
-    else if (ends(n, "_scale") || ends(n, "scale_weight") || ends(n, "_s_channel") ||
-             ends(n, "_correction"))
+    else if (h3_ends_with(n, "_scale") || h3_ends_with(n, "scale_weight") ||
+             h3_ends_with(n, "_s_channel") || h3_ends_with(n, "_correction"))
         *mean = strstr(f->name, "int8") || strstr(f->name, "w4a8") ? 1e-4f : 0.013f, *spread = 0;
-    else if (ends(n, "_codebook"))
+    else if (h3_ends_with(n, "_codebook"))
         *spread = 60; // times s_rel it is a number of 8 bits
-    else if (ends(n, "inv_freq"))
+    else if (h3_ends_with(n, "inv_freq"))
         *mean = 0.5f, *spread = 0.4f;
-    else if (strstr(n, "norm") && r->rank <= 1 && ends(n, "weight"))
+    else if (strstr(n, "norm") && r->rank <= 1 && h3_ends_with(n, "weight"))
         *mean = 1, *spread = 0.1f;
-    else if (ends(n, "weight_g") || ends(n, "original0"))
+    else if (h3_ends_with(n, "weight_g") || h3_ends_with(n, "original0"))
         *mean = 0.7f, *spread = 0.1f;
-    else if (ends(n, "scale1") || ends(n, "scale2"))
+    else if (h3_ends_with(n, "scale1") || h3_ends_with(n, "scale2"))
         *mean = 0.1f, *spread = 0.05f;
-    else if (ends(n, ".alpha") || ends(n, ".beta"))
+    else if (h3_ends_with(n, ".alpha") || h3_ends_with(n, ".beta"))
         *spread = 0.3f;
     else if (r->rank > 1)
         *spread = (float)(1 / sqrt(cols));
@@ -241,15 +216,16 @@ static void shape_bytes(const form_file *f, const tensor_row *r, unsigned char *
         int16_t half[2]; // bytes of a block that hold an f16 scale
     } blocks[] = {{2, {0, -1}},   {3, {0, 2}},     {6, {0, -1}}, {7, {0, 2}},  {8, {0, -1}},
                   {10, {80, 82}}, {11, {108, -1}}, {12, {0, 2}}, {13, {0, 2}}, {14, {208, -1}}};
-    const bool is_scale = ends(r->name, "_scale");
+    const bool is_scale = h3_ends_with(r->name, "_scale");
 
     if (r->dtype == H3_F8_E4M3)
         for (size_t i = 0; i < n; i++) // 0.5 to 1.9, of either sign for weights
             p[i] = (unsigned char)((p[i] & (is_scale ? 0x0f : 0x8f)) | 0x30);
     if (r->dtype == H3_F8_E8M0 || (r->dtype == H3_U8 && is_scale)) memset(p, 0x79, n);
-    if (r->dtype == H3_U8 && ends(r->name, ".comfy_quant"))
-        memcpy(p, tag_of(r->bytes, strstr(f->name, "mxfp8") != NULL) + at,
-               strlen(tag_of(r->bytes, strstr(f->name, "mxfp8") != NULL)) >= at + n ? n : 0);
+    if (r->dtype == H3_U8 && h3_ends_with(r->name, ".comfy_quant")) {
+        const char *tag = h3_quant_tag(r->bytes, strstr(f->name, "mxfp8") != NULL);
+        if (strlen(tag) >= at + n) memcpy(p, tag + at, n);
+    }
     if (r->dtype != H3_DTYPE_COUNT) return;
     const h3_ggml_info info = h3_ggml_type(r->ggml_type);
     const uint16_t half = h3_f32_to_f16(0x1p-12f);
@@ -306,7 +282,7 @@ static h3_status put_tensor(const form_file *f, const tensor_row *r, uint64_t *s
     const size_t most = BLOCK * 4 / unit * unit;
     float mean, spread;
 
-    if (ends(r->name, ".filter") && r->bytes == H3_AUDIO_VAE_TAPS * sizeof(float))
+    if (h3_ends_with(r->name, ".filter") && r->bytes == H3_AUDIO_VAE_TAPS * sizeof(float))
         return put_filter(r, st, gguf);
     range_of(f, r, &mean, &spread);
     for (size_t at = 0; at < r->bytes; at += most) {

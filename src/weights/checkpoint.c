@@ -18,6 +18,7 @@
 #include "json.h"
 #include "lora_impl.h"
 #include "size.h"
+#include "suffix.h"
 
 /* ---- items ---- */
 
@@ -70,12 +71,6 @@ static h3_status get_item(h3_checkpoint *ck, const char *name, h3_item **out)
     return H3_OK;
 }
 
-static bool has_suffix(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
-}
-
 static h3_status file_entry(h3_checkpoint *ck, const h3_entry *e)
 {
     h3_canonical c;
@@ -89,7 +84,7 @@ static h3_status file_entry(h3_checkpoint *ck, const h3_entry *e)
     if (c.slot + 1 > it->n_src) it->n_src = c.slot + 1;
     if (c.piece) it->piece = c.piece;
     if (c.companion == H3_COMP_NONE) {
-        if (has_suffix(e->name, ".weight_packed")) s->is_reciprocal = true;
+        if (h3_ends_with(e->name, ".weight_packed")) s->is_reciprocal = true;
         place = &s->e;
     } else {
         place = &s->companion[c.companion];
@@ -284,7 +279,7 @@ static bool is_straight_nvfp4(const h3_checkpoint *ck)
         has_nvfp4 |= format && strcmp(format, "nvfp4") == 0;
     }
     for (int64_t i = 0; has_nvfp4 && i < h3_manifest_count(ck->m); i++)
-        if (has_suffix(h3_manifest_at(ck->m, i)->name, ".comfy_quant")) return false;
+        if (h3_ends_with(h3_manifest_at(ck->m, i)->name, ".comfy_quant")) return false;
     return has_nvfp4;
 }
 
@@ -394,7 +389,7 @@ static h3_status add_vision_file(h3_checkpoint *ck)
     int n = 0;
 
     while (d && (e = readdir(d))) {
-        if (!strstr(e->d_name, "mmproj") || !has_suffix(e->d_name, ".gguf")) continue;
+        if (!strstr(e->d_name, "mmproj") || !h3_ends_with(e->d_name, ".gguf")) continue;
         free(found);
         found = h3_path_join(dir, e->d_name);
         n++;

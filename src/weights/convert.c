@@ -11,6 +11,7 @@
 #include "half.h"
 #include "lora_impl.h"
 #include "parts.h"
+#include "suffix.h"
 #include "writer.h"
 
 enum { TILE_BYTES = 4 << 20 };
@@ -45,12 +46,6 @@ static bool starts(const char *s, const char *prefix)
     return strncmp(s, prefix, strlen(prefix)) == 0;
 }
 
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
-}
-
 static bool has_adapter(const h3_checkpoint *ck, const h3_item *it)
 {
     const size_t index = (size_t)(it - ck->items);
@@ -69,7 +64,7 @@ static bool is_wanted(const h3_checkpoint *ck, const h3_item *it, const h3_conve
 
     if (!it->is_known || it->rank == UINT8_MAX) return false;
     if (o->is_delta && !has_adapter(ck, it)) return false;
-    if (ck->naming.role == H3_ROLE_AUDIO_VAE && ends(n, ".filter"))
+    if (ck->naming.role == H3_ROLE_AUDIO_VAE && h3_ends_with(n, ".filter"))
         return o->layout != H3_CONVERT_OWN; // computed by everybody; released files hold them
     if (o->layout == H3_CONVERT_DIFFUSERS &&
         (strcmp(n, "rope.inv_freq") == 0 || strcmp(n, "decoder.mask_token") == 0))
@@ -332,7 +327,8 @@ static bool is_gated(const h3_checkpoint *ck, const h3_item *it)
 /* A convolution that the release keeps as a weight-norm pair. */
 static bool is_pair(const h3_checkpoint *ck, const h3_item *it)
 {
-    return ck->naming.role == H3_ROLE_AUDIO_VAE && it->rank == 3 && ends(it->name, ".weight") &&
+    return ck->naming.role == H3_ROLE_AUDIO_VAE && it->rank == 3 &&
+           h3_ends_with(it->name, ".weight") &&
            (starts(it->name, "encoder.") || starts(it->name, "decoder."));
 }
 
@@ -487,8 +483,9 @@ h3_status h3_convert(h3_checkpoint *ck, const char *path, const h3_convert_opts 
         return h3_fail(H3_E_ARG,
                        "layers %lld: only of an encoder are fewer layers kept, and this is %s",
                        (long long)o->text_layers, h3_role_name(ck->naming.role));
-    if (ends(path,
-             o->form == H3_CONVERT_Q8_0 ? ".safetensors" : ".gguf")) // other programs go by it
+    if (h3_ends_with(path,
+                     o->form == H3_CONVERT_Q8_0 ? ".safetensors"
+                                                : ".gguf")) // other programs go by it
         return h3_fail(H3_E_ARG, "%s: %s is written, so the name must not end like that", path,
                        o->form == H3_CONVERT_Q8_0 ? "a GGUF file" : "a safetensors file");
     if (o->form == H3_CONVERT_Q8_0)

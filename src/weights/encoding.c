@@ -536,3 +536,23 @@ size_t h3_source_bytes(const h3_source *s)
         if (s->companion[i]) n += s->companion[i]->bytes;
     return n;
 }
+
+const char *h3_quant_tag(size_t bytes, bool is_mx)
+{
+    switch (bytes) {
+    case 19:
+        return is_mx ? "{\"format\": \"mxfp8\"}" : "{\"format\": \"nvfp4\"}";
+    case 27:
+        return "{\"format\": \"float8_e4m3fn\"}";
+    case 29:
+        return "{\"format\": \"int8_tensorwise\"}";
+    case 55:
+        return "{\"format\": \"nvfp4\", \"full_precision_matrix_mult\": true}";
+    case 71:
+        return "{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": 64}";
+    case 72:
+        return "{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": 256}";
+    default:
+        return "";
+    }
+}

@@ -56,4 +56,8 @@ const char *h3_part_encoding_name(const h3_weight_part *p);
 /** Bytes of a part's data and companions. */
 size_t h3_source_bytes(const h3_source *s);
 
+/** The text of a published .comfy_quant tensor of that length, which the tables of names leave
+ * out; "" for a length that no form has. `is_mx`: of an mxfp8 file (NVFP4's tag is as long). */
+const char *h3_quant_tag(size_t bytes, bool is_mx);
+
 #endif

@@ -10,16 +10,11 @@
 #include "json.h"
 #include "parts.h"
 #include "qkv_check.h"
+#include "suffix.h"
 
 static bool starts(const char *s, const char *prefix)
 {
     return strncmp(s, prefix, strlen(prefix)) == 0;
-}
-
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
 }
 
 static void put_text(json_t *o, const char *key, const char *text)
@@ -205,7 +200,7 @@ static void put_adapter(json_t *o, const h3_manifest *m)
         const h3_entry *e = h3_manifest_at(m, i);
         kohya |= starts(e->name, "lora_unet_");
         diffusers |= strstr(e->name, "transformer_blocks.") || strstr(e->name, "refiner_blocks.");
-        alphas += ends(e->name, ".alpha");
+        alphas += h3_ends_with(e->name, ".alpha");
         if ((!strstr(e->name, ".lora_A.") && !strstr(e->name, ".lora_down.")) || e->rank < 1)
             continue;
         pairs++;

@@ -14,6 +14,7 @@
 #include "decode.h"
 #include "json.h"
 #include "lora_impl.h"
+#include "suffix.h"
 
 enum { FACTOR_A = 0, FACTOR_B = 1, FACTOR_ALPHA = 2, FACTOR_NONE = 3 };
 
@@ -49,12 +50,6 @@ static bool starts(const char *s, const char *prefix)
     return strncmp(s, prefix, strlen(prefix)) == 0;
 }
 
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
-}
-
 static h3_status bad(const job *j, const char *module_name, const char *what)
 {
     return h3_fail(H3_E_FORMAT, "%s: lora module \"%s\": %s", j->path, module_name, what);
@@ -79,12 +74,12 @@ static size_t split_key(const char *name, int *factor, bool *has_default)
     *has_default = false;
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         const char *at = strstr(name, marks[i].mark);
-        if (!at || !ends(name, ".weight")) continue;
+        if (!at || !h3_ends_with(name, ".weight")) continue;
         *factor = marks[i].factor;
         *has_default = strcmp(at + strlen(marks[i].mark), "weight") != 0;
         return (size_t)(at - name);
     }
-    if (ends(name, ".alpha")) {
+    if (h3_ends_with(name, ".alpha")) {
         *factor = FACTOR_ALPHA;
         return strlen(name) - strlen(".alpha");
     }
@@ -193,12 +188,12 @@ static h3_status build_flat(job *j)
         const bool is_refiner = starts(it->name, "token_refiner.blocks.");
         char *name;
         h3_status st;
-        if (!it->is_known || it->rank != 2 || !ends(it->name, ".weight")) continue;
+        if (!it->is_known || it->rank != 2 || !h3_ends_with(it->name, ".weight")) continue;
         name = h3_strdupf("%.*s", (int)(strlen(it->name) - 7), it->name);
         st = add_flat(j, name);
         for (size_t k = 0; k < sizeof leaves / sizeof *leaves && st == H3_OK; k++) {
             char *other;
-            if (!ends(name, leaves[k].original)) continue;
+            if (!h3_ends_with(name, leaves[k].original)) continue;
             const int stem = (int)(strlen(name) - strlen(leaves[k].original));
             other = is_refiner ? h3_strdupf("token_refiner.refiner_blocks.%.*s%s", stem - 21,
                                             name + 21, leaves[k].diffusers)
@@ -236,7 +231,7 @@ static h3_status find_target(job *j, module *m)
     }
     if (starts(name, "transformer_blocks.") || strstr(name, ".refiner_blocks."))
         j->is_diffusers = true;
-    if (ends(name, ".attn.to_out")) // some trainers drop the list index
+    if (h3_ends_with(name, ".attn.to_out")) // some trainers drop the list index
         full = h3_strdupf("%s.0.weight", name);
     else
         full = h3_strdupf("%s.weight", name);
@@ -270,8 +265,8 @@ static void config_alpha(const json_t *object, float *out)
     json_t *v;
 
     json_object_foreach((json_t *)(uintptr_t)object, key,
-                        v) if (ends(key, "lora_alpha") && json_is_number(v) && isnan(*out)) *out =
-        (float)json_number_value(v);
+                        v) if (h3_ends_with(key, "lora_alpha") && json_is_number(v) &&
+                               isnan(*out)) *out = (float)json_number_value(v);
 }
 
 static h3_status find_file_alpha(job *j)

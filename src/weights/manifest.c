@@ -12,6 +12,7 @@
 #include "json.h"
 #include "manifest_impl.h"
 #include "size.h"
+#include "suffix.h"
 
 enum { MAX_ENTRIES = 1 << 20, MAX_SHARDS = 4096 };
 
@@ -155,12 +156,6 @@ h3_status h3_manifest_check_overlap(const h3_manifest *m, size_t from, bool is_s
 
 /* ---- opening ---- */
 
-static bool has_suffix(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
-}
-
 static h3_status read_container(h3_manifest *m, const char *path)
 {
     h3_file *f;
@@ -168,8 +163,8 @@ static h3_status read_container(h3_manifest *m, const char *path)
 
     H3_TRY(h3_file_map(&f, path));
     is_gguf = f->size >= 4 && memcmp(f->data, "GGUF", 4) == 0;
-    if (is_gguf && has_suffix(path, ".safetensors")) is_gguf = false; // named there
-    if (is_gguf || has_suffix(path, ".gguf")) return h3_gguf_read(m, f);
+    if (is_gguf && h3_ends_with(path, ".safetensors")) is_gguf = false; // named there
+    if (is_gguf || h3_ends_with(path, ".gguf")) return h3_gguf_read(m, f);
     return h3_safetensors_read(m, f);
 }
 
@@ -289,7 +284,7 @@ static char *pick_in_folder(const char *dir, int *n)
         if (!d) return NULL;
         while ((e = readdir(d))) {
             char *path;
-            if (e->d_name[0] == '.' || !has_suffix(e->d_name, kinds[k])) continue;
+            if (e->d_name[0] == '.' || !h3_ends_with(e->d_name, kinds[k])) continue;
             if (k == 2 && strstr(e->d_name, "mmproj")) continue; // goes with the encoder's file
             path = h3_path_join(dir, e->d_name);
             if (h3_path_is_dir(path)) {
@@ -343,7 +338,7 @@ h3_status h3_manifest_open(h3_manifest **out, const char *path)
     m = calloc(1, sizeof *m);
     if (!m)
         st = no_memory();
-    else if (has_suffix(file, ".json"))
+    else if (h3_ends_with(file, ".json"))
         st = read_index(m, file);
     else if ((st = read_container(m, file)) == H3_OK)
         st = h3_manifest_seal(m);

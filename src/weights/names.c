@@ -4,6 +4,7 @@
  * gguf-py tensor_mapping.
  */
 #include "names.h"
+#include "suffix.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -13,12 +14,6 @@
 static bool starts(const char *s, const char *prefix)
 {
     return strncmp(s, prefix, strlen(prefix)) == 0;
-}
-
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
 }
 
 bool h3_name_match(const char *p, const char *s)
@@ -321,7 +316,7 @@ bool h3_names_canonical(h3_canonical *c, const h3_naming *n, const char *source)
     if (len + 16 >= sizeof c->name) return false;
     memcpy(c->name, name, len + 1);
     for (size_t i = 0; i < sizeof companions / sizeof *companions; i++)
-        if (ends(c->name, companions[i].suffix)) {
+        if (h3_ends_with(c->name, companions[i].suffix)) {
             c->companion = companions[i].companion;
             strcpy(c->name + len - strlen(companions[i].suffix), ".weight");
             break;

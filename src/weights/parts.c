@@ -10,6 +10,7 @@
 #include "builtin.h"
 #include "json.h"
 #include "names.h"
+#include "suffix.h"
 
 /* A model folder is small; the root of a disk, given by mistake, must not be walked for ever. */
 enum { MAX_DEPTH = 4, MAX_FILES = 2000, MAX_FOLDERS = 2000 };
@@ -26,12 +27,6 @@ void h3_parts_free(h3_parts *p)
     free(p->tokenizer);
     free(p->notes);
     memset(p, 0, sizeof *p);
-}
-
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
 }
 
 static bool holds(const char *text, const char *word)
@@ -112,7 +107,7 @@ static int by_place(const void *pa, const void *pb)
     const char *slash_a = strrchr(a, '/'), *slash_b = strrchr(b, '/');
     const size_t na = slash_a ? (size_t)(slash_a - a) : 0, nb = slash_b ? (size_t)(slash_b - b) : 0;
     const int c = memcmp(a, b, na < nb ? na : nb);
-    const bool ia = ends(a, ".index.json"), ib = ends(b, ".index.json");
+    const bool ia = h3_ends_with(a, ".index.json"), ib = h3_ends_with(b, ".index.json");
 
     if (c || na != nb) return c ? c : na < nb ? -1 : 1;
     return ia != ib ? ib - ia : strcmp(a, b);
@@ -155,7 +150,7 @@ static json_t *shards_in(const char *dir, bool *is_any)
     *is_any = false;
     while (d && (e = readdir(d))) {
         char *path;
-        if (e->d_name[0] == '.' || !ends(e->d_name, ".safetensors.index.json")) continue;
+        if (e->d_name[0] == '.' || !h3_ends_with(e->d_name, ".safetensors.index.json")) continue;
         path = h3_path_join(dir, e->d_name);
         add_shards(set, is_any, path);
         free(path);
@@ -169,8 +164,8 @@ static void see_file(walk *w, const char *dir, char *path, bool is_shard)
 {
     const char *slash = strrchr(path, '/');
 
-    if (ends(path, ".safetensors.index.json") || ends(path, ".gguf") ||
-        (ends(path, ".safetensors") && !is_shard)) {
+    if (h3_ends_with(path, ".safetensors.index.json") || h3_ends_with(path, ".gguf") ||
+        (h3_ends_with(path, ".safetensors") && !is_shard)) {
         add_file(w, path);
         return;
     }
@@ -203,7 +198,7 @@ static void visit_builtin(walk *w, const char *folder)
             continue;
         }
         for (size_t k = 0; (other = h3_builtin_name(k)) != NULL; k++)
-            is_indexed |= ends(other, ".safetensors.index.json") &&
+            is_indexed |= h3_ends_with(other, ".safetensors.index.json") &&
                           strncmp(other, dir + 8, strlen(dir + 8)) == 0 &&
                           !strchr(other + strlen(dir + 8) + 1, '/');
         see_file(w, dir, path, is_indexed);
@@ -251,13 +246,14 @@ static char *openable(const char *file, h3_role role)
     const char *slash = strrchr(file, '/');
     char *dir = slash ? h3_strdupf("%.*s", (int)(slash - file), file) : h3_strdupf("."), *cfg, *up;
 
-    if (role == H3_ROLE_VIDEO_VAE && ends(dir, "/source")) { // the release's config lies above
+    if (role == H3_ROLE_VIDEO_VAE &&
+        h3_ends_with(dir, "/source")) { // the release's config lies above
         up = h3_strdupf("%.*s", (int)(strlen(dir) - strlen("/source")), dir);
         free(dir);
         return up;
     }
     cfg = h3_path_join(dir, "config.json");
-    if (ends(file, ".index.json") && h3_path_exists(cfg)) {
+    if (h3_ends_with(file, ".index.json") && h3_path_exists(cfg)) {
         free(cfg);
         return dir;
     }

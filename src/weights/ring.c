@@ -152,9 +152,8 @@ static void copy_wide(unsigned char *to, const unsigned char *from, size_t n, in
     int started = 0;
 
     if (threads > MAX_HANDS) threads = MAX_HANDS;
-    const size_t slice = h3_align_up(n / (size_t)(threads > 0 ? threads : 1) + 1, 4096) < least
-                             ? least
-                             : h3_align_up(n / (size_t)(threads > 0 ? threads : 1) + 1, 4096);
+    const size_t even = h3_align_up(n / (size_t)(threads > 0 ? threads : 1) + 1, 4096);
+    const size_t slice = even < least ? least : even;
     size_t at = 0;
     for (; n - at > slice && started < MAX_HANDS - 1; at += slice) {
         h[started] = (hand){.to = to + at, .from = from + at, .n = slice};

@@ -18,8 +18,10 @@
 
 #include "checkpoint_impl.h"
 #include "decode.h"
+#include "encoding.h"
 #include "geometry.h"
 #include "lora.h"
+#include "suffix.h"
 
 #define DATA H3_SOURCE_DIR "/tests/data/formats/manifests/"
 
@@ -94,33 +96,6 @@ static table read_table(const char *form)
     return t;
 }
 
-/* The descriptor of that length; its text is not in the tables. */
-static const char *tag_of(int64_t bytes, bool is_mx)
-{
-    switch (bytes) {
-    case 19:
-        return is_mx ? "{\"format\": \"mxfp8\"}" : "{\"format\": \"nvfp4\"}";
-    case 27:
-        return "{\"format\": \"float8_e4m3fn\"}";
-    case 29:
-        return "{\"format\": \"int8_tensorwise\"}";
-    case 55:
-        return "{\"format\": \"nvfp4\", \"full_precision_matrix_mult\": true}";
-    case 71:
-        return "{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": 64}";
-    case 72:
-        return "{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": 256}";
-    default:
-        return "";
-    }
-}
-
-static bool ends(const char *s, const char *suffix)
-{
-    const size_t n = strlen(s), k = strlen(suffix);
-    return n >= k && strcmp(s + n - k, suffix) == 0;
-}
-
 static void write_safetensors(const char *path, table *t, const char *form)
 {
     FILE *fp = fopen(path, "wb"), *mem;
@@ -142,9 +117,9 @@ static void write_safetensors(const char *path, table *t, const char *form)
     fwrite(&len, 8, 1, fp);
     fwrite(head, 1, n, fp);
     for (size_t i = 0; i < t->n; i++)
-        if (ends(t->row[i].name, ".comfy_quant")) {
+        if (h3_ends_with(t->row[i].name, ".comfy_quant")) {
             fseeko(fp, (off_t)(8 + n + t->row[i].offset), SEEK_SET);
-            fputs(tag_of(t->row[i].bytes, strstr(form, "mxfp8") != NULL), fp);
+            fputs(h3_quant_tag((size_t)t->row[i].bytes, strstr(form, "mxfp8") != NULL), fp);
         }
     fflush(fp);
     assert_int_equal(ftruncate(fileno(fp), (off_t)(8 + n + at)), 0);
