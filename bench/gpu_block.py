@@ -1,19 +1,28 @@
 #!/usr/bin/env python3
-"""diffusers' MiniMax-H3 block on this GPU: seconds of a step of 50 layers, from a few of them with random weights, eager
-and compiled, one JSON object a line. To be run beside h3av-gpu-bench on the same machine.
+"""diffusers' MiniMax-H3 block on this GPU: seconds of a step of 50 layers, a few blocks with random weights round and
+round, eager and compiled, one JSON object a line. To be run beside h3av-gpu-bench on the same machine: as long a run as its
+steps, so that both have the same clocks.
 
-    gpu_block.py [--wheel diffusers.whl] [--rows N,N] [--layers L] [--budget S] [--tiny]
+    gpu_block.py [--source FILE] [--rows N,N] [--blocks L] [--kinds eager,compiled] [--budget S] [--tiny]
 
-Where diffusers is not installed whole, the block's own source is taken from its wheel, and what it imports of the
-framework (mixins, the dispatcher of attention) is replaced by the few lines that it uses of them: PyTorch's
-scaled_dot_product_attention, as diffusers' default does."""
+Where diffusers is not installed whole, the block's own source is taken from FILE: its wheel, or its
+models/transformers/transformer_minimax_h3.py. What it imports of the framework (mixins, the dispatcher of attention) is
+replaced by the few lines that it uses of them: PyTorch's scaled_dot_product_attention, as diffusers' default does.
+--tiny runs on the processor and prints a sum of the result, which must be the same with diffusers and with its source alone
+(--source with --alone)."""
 import argparse, importlib.util, json, os, sys, tempfile, time, types, zipfile
 
+import torch_env
+
+torch_env.ensure()
 ap = argparse.ArgumentParser()
-ap.add_argument("--wheel")
-ap.add_argument("--rows", default="14972,3342")
-ap.add_argument("--layers", type=int, default=4)
-ap.add_argument("--budget", type=float, default=60)
+ap.add_argument("--source", "--wheel", dest="source")
+ap.add_argument("--alone", action="store_true", help="take --source even where diffusers is installed")
+ap.add_argument("--rows", default="14972,3342,39614")
+ap.add_argument("--blocks", type=int, default=4)
+ap.add_argument("--kinds", default="eager,compiled")
+ap.add_argument("--repeat", type=int, default=2)
+ap.add_argument("--budget", type=float, default=180)
 ap.add_argument("--tiny", action="store_true", help="on the processor, to see that it runs")
 a = ap.parse_args()
 T0 = time.perf_counter()
@@ -103,16 +112,20 @@ def stand_in(path):
 
 
 def classes():
-    try:
-        import diffusers
-        from diffusers.models.transformers import transformer_minimax_h3 as m
-        return m, f"diffusers {diffusers.__version__}"
-    except Exception:
-        pass
-    with tempfile.TemporaryDirectory() as t, zipfile.ZipFile(a.wheel) as z:
-        name = next(n for n in z.namelist() if n.endswith(SOURCE))
-        path = z.extract(name, t)
-        return stand_in(path), f"{os.path.basename(a.wheel)}, its block alone"
+    if not a.alone:
+        try:
+            import diffusers
+            from diffusers.models.transformers import transformer_minimax_h3 as m
+            return m, f"diffusers {diffusers.__version__}"
+        except Exception:  # not installed, or one of the many things that it imports is missing
+            pass
+    if not a.source or not os.path.exists(a.source):
+        sys.exit("diffusers is not installed whole: name its wheel, or transformer_minimax_h3.py, with --source")
+    who = f"{os.path.basename(a.source)}, its block alone"
+    if not a.source.endswith(".whl"):
+        return stand_in(a.source), who
+    with tempfile.TemporaryDirectory() as t, zipfile.ZipFile(a.source) as z:
+        return stand_in(z.extract(next(n for n in z.namelist() if n.endswith(SOURCE)), t)), who
 
 
 def filled(make, device, dtype):
@@ -142,44 +155,51 @@ def main():
     m, who = classes()
     emit(what="diffusers", who=who, torch=torch.__version__, device=torch.cuda.get_device_name() if cuda else "cpu",
          cudnn=cudnn, import_s=time.perf_counter() - T0)
+    torch.manual_seed(1)
     blocks = [filled(lambda: m.MiniMaxH3TransformerBlock(h, heads, d, ffn, t_dim, 1e-5, 1e-5), dev, dt)
-              for _ in range(a.layers)]
+              for _ in range(a.blocks)]
+    layers = a.blocks if a.tiny else 50
 
-    def run(calls, x, temb, rows, pe):
-        for f in calls:
-            x = f(x, temb, rows, pe)
+    def step(calls, x, *args):
+        for i in range(layers):
+            x = calls[i % len(calls)](x, *args)
         return x
 
     def seconds(calls, *args):
-        best = float("inf")
-        for i in range(5):
-            if cuda:
-                torch.cuda.synchronize()
+        """Least of the repetitions, after one that makes ready; and what came out."""
+        best, first = float("inf"), None
+        for i in range(a.repeat + 1):
             t = time.perf_counter()
-            run(calls, *args)
+            out = step(calls, *args)
             if cuda:
                 torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - t) if i else best  # the first one makes ready
-            if left() < 3 and i:
+            t = time.perf_counter() - t
+            first, best = (t, best) if i == 0 else (first, min(best, t))
+            if i and left() < t + 1:
                 break
-        return best * 50 / a.layers
+        return best, first, out
 
     with torch.no_grad():
-        for kind in ("eager", "compiled"):
-            calls = blocks if kind == "eager" else [torch.compile(b) for b in blocks]
+        for kind in a.kinds.split(","):
             for S in ([64] if a.tiny else [int(v) for v in a.rows.split(",")]):
-                if left() < (5 if kind == "eager" else 15):
+                if left() < (5 if kind == "eager" else 20):
                     emit(what="diffusers_step", kind=kind, rows=S, skipped="time")
                     continue
+                torch._dynamo.reset()  # one size after the other, each compiled for itself as in a model of one size
+                calls = blocks if kind == "eager" else [torch.compile(b, dynamic=False) for b in blocks]
+                torch.manual_seed(2)
                 x = torch.randn(1, S, h, device=dev, dtype=dt)
                 rows = torch.zeros(S, dtype=torch.long, device=dev)
                 rows[S // 20:] = 2
                 pe = tuple(torch.rand(S, d * 3 // 4, device=dev) for _ in range(2))
                 temb = torch.randn(2, t_dim, device=dev)
                 try:
-                    emit(what="diffusers_step", kind=kind, rows=S, layers=a.layers, s_50_layers=seconds(calls, x, temb, rows, pe))
+                    s, first, out = seconds(calls, x, temb, rows, pe)
+                    emit(what="diffusers_step", kind=kind, rows=S, blocks=a.blocks, layers=layers, first_s=first,
+                         s_50_layers=s * 50 / layers, **(dict(sum=float(out.double().sum())) if a.tiny else {}))
                 except Exception as e:  # a machine without a compiler: the eager figure stays
                     emit(what="diffusers_step", kind=kind, rows=S, error=f"{type(e).__name__}: {e}"[:300])
+                out = x = None
 
 
 main()

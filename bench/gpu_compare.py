@@ -1,32 +1,108 @@
 #!/usr/bin/env python3
-"""h3av on a GPU beside PyTorch on the same one, in one run.
+"""h3av on a GPU beside PyTorch and diffusers on the same one, in one run.
 
-    bench/gpu_compare.py build/release/h3av-gpu-bench [--wheel diffusers.whl]     runs all (PyTorch where it is installed)
+    bench/gpu_compare.py build/release/h3av-gpu-bench [--out FILE] [--budget S] [--only NAME,...] [--source diffusers.whl]
     bench/gpu_compare.py --recorded bench/results/cuda_h200_2.jsonl
 
-Products by PyTorch's library calls (bench/gpu_limits.py); steps beside diffusers' own block in the same run
-(bench/gpu_block.py; its source may come from a wheel that is not installed). What was not run stands beside the figures of
-diffusers 0.42.1 measured on an H200 on another day, which are written down below.
+Every line of result goes to --out (default: bench/results/gpu_compare_<n>.jsonl) when it comes, so a run that is cut off
+keeps what it has; a part that fails or takes too long is left out and the next one begins. The parts, the most telling
+first, with the seconds that each took on an H200 (estimated from single figures where it says so), for --only and for
+planning a --budget:
+
+    steps      60   steps in bf16 at all lengths, the library's calls alone right after each (estimated)
+    steps8     45   the same under fp8 (estimated)
+    diffusers 120   diffusers' own block, eager and compiled, as long a run (estimated; needs PyTorch)
+    clip       20   the video decoder: tiles, a clip, the deviation of bf16
+    clip8      20   the same under fp8
+    small      10   sound, conditioner
+    real       65   the whole denoiser from a file of 66 GB in TMPDIR (default /dev/shm), counted; 50 of them to write it
+    ops        15   operations by themselves
+    ops8       15   the same under fp8
+    ways       35   a step recorded, call by call, not fused: seconds and bits
+    ways8      25   the same under fp8, with its error against bf16, of a step and of each product
+    limits     25   PyTorch's products and a copy (needs PyTorch)
+
+Figures of diffusers 0.42.1 that were measured on an H200 on another day, below, stand where its part was not run.
 """
-import argparse, json, os, subprocess, sys
+import argparse, json, os, signal, subprocess, sys, threading, time
+
+import torch_env
 
 # seconds on one H200, random weights, bf16: eager with SDPA, compiled blocks
 DIFFUSERS = {("step", 3342): (0.301, 0.245), ("step", 14972): (1.747, 1.510), ("step", 39614): (7.126, 6.518),
              ("clip", 0): (None, 3.70), ("sound", 5): (None, 0.095), ("encoder", 64): (None, 0.0093),
              ("encoder", 1024): (None, 0.0097)}
 PRODUCTS = ("qkv", "out", "fc1", "fc2")
+HERE = os.path.dirname(os.path.abspath(__file__))
+FP8 = ["--math", "fp8"]
+
+
+def parts(a):
+    """(name, least seconds worth a start, most seconds, command)"""
+    rows, short = ["--rows", a.rows], ["--rows", ",".join(a.rows.split(",")[:2])]
+    python = lambda script, *more: [sys.executable, os.path.join(HERE, script), *more]
+    bench = lambda *more: [a.program, *more, *(["--layers", str(a.layers)] if a.layers else [])]
+    return [
+        ("steps", 10, 150, bench("--what", "dit,fast", "--repeat", "3", *rows)),
+        ("steps8", 10, 120, bench(*FP8, "--what", "dit,fast", "--repeat", "3", *rows)),
+        ("diffusers", 20, 200, python("gpu_block.py", *rows, "--budget", "180", *(["--source", a.source] if a.source else []))),
+        ("clip", 10, 60, bench("--what", "vae,clip", "--tiles", "1,12,14", "--repeat", "2")),
+        ("clip8", 10, 60, bench(*FP8, "--what", "vae,clip", "--tiles", "1,12,14", "--repeat", "2")),
+        ("small", 5, 40, bench("--what", "audio,encoder")),
+        ("real", 60, 120, bench("--what", "load,real")),
+        ("ops", 10, 40, bench("--what", "ops", "--repeat", "3", *rows)),
+        ("ops8", 10, 40, bench(*FP8, "--what", "ops", "--repeat", "3", *rows)),
+        ("ways", 20, 80, bench("--what", "dit,ab", "--repeat", "4", *short)),
+        ("ways8", 20, 80, bench(*FP8, "--what", "dit,ab,errors", "--repeat", "4", *short)),
+        ("limits", 15, 60, python("gpu_limits.py")),
+    ]
 
 
 def lines(text):
     return [json.loads(l) for l in text.splitlines() if l.startswith("{")]
 
 
-def run(command):
-    print("+ " + " ".join(command), file=sys.stderr)
+def run(name, command, limit, keep):
+    """Its lines go to keep() as they come. It is ended, with what it started, after `limit` seconds."""
+    print(f"+ {name}: " + " ".join(command), file=sys.stderr)
     env = dict(os.environ)
-    if command[0] == sys.executable:  # PyTorch brings a cuDNN of its own and refuses another one
-        env.pop("LD_LIBRARY_PATH", None)
-    return lines(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout)
+    env.setdefault("TMPDIR", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")
+    if command[0] == sys.executable:
+        env = torch_env.clean(env)
+    begun = time.monotonic()
+    p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=env, start_new_session=True)
+    timer = threading.Timer(limit, lambda: os.killpg(p.pid, signal.SIGKILL))
+    timer.start()
+    for line in p.stdout:
+        if line.startswith("{"):
+            keep(json.loads(line))
+    status = p.wait()
+    timer.cancel()
+    keep(dict(what="part", name=name, command=" ".join(command[1 if command[0] == sys.executable else 0:]), exit=status,
+              s=round(time.monotonic() - begun, 1)))
+
+
+def run_all(a, keep):
+    begun = time.monotonic()
+    only = a.only.split(",") if a.only else None
+    for name, least, most, command in parts(a):
+        left = a.budget - (time.monotonic() - begun)
+        if only and name not in only:
+            continue
+        if left < least:
+            keep(dict(what="part", name=name, skipped="time"))
+            continue
+        try:
+            run(name, command, min(most, left), keep)
+        except (OSError, ValueError) as e:  # no such program; a line that is no JSON
+            keep(dict(what="part", name=name, error=str(e)[:300]))
+
+
+def next_file():
+    n = 1
+    while os.path.exists(path := os.path.join(HERE, "results", f"gpu_compare_{n}.jsonl")):
+        n += 1
+    return path
 
 
 def products(seen):
@@ -53,8 +129,12 @@ def whole(seen):
         if r["what"] == "dit_step":
             rows.append((f"step, {r['math']}, {r['rows']} rows", r["s_50_layers"], r["library_s_50_layers"],
                          ("step", r["rows"]) if r["math"] == "auto" else None))
-        elif r["what"].startswith("vae_clip") and r["tiles_in_flight"] == 12:
-            rows.append(("video decoder, 832x480x124", r["s"], None, ("clip", 0)))
+        elif r["what"].startswith("vae_clip"):
+            rows.append((f"video decoder, 832x480x124, {r['math']}, {r['tiles_in_flight']} tiles", r["s"], None,
+                         ("clip", 0) if r["math"] == "auto" else None))
+        elif r["what"] == "load_real":
+            rows.append((f"load {r['gb']:.0f} GB, {r['gbs']:.0f} GB/s, host peak {r['host_peak_gib']:.1f} GiB", r["load_s"],
+                         None, None))
         elif r["what"] == "audio_decode":
             rows.append((f"sound, {r['seconds_of_sound']:.0f} s", r["s"], None, ("sound", int(r["seconds_of_sound"]))))
         elif r["what"] == "encoder_4_layers":
@@ -73,18 +153,24 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("program", nargs="?", help="h3av-gpu-bench")
     p.add_argument("--recorded", nargs="*", default=[])
-    p.add_argument("--wheel", help="of diffusers, where it is not installed")
+    p.add_argument("--out")
+    p.add_argument("--budget", type=float, default=590, help="seconds for everything (590)")
+    p.add_argument("--only", help="parts, by name")
+    p.add_argument("--rows", default="14972,3342,39614")
+    p.add_argument("--layers", type=int, help="of the step and of the file (50)")
+    p.add_argument("--source", "--wheel", dest="source",
+                   help="diffusers' wheel or its transformer_minimax_h3.py, where it is not installed whole")
     a = p.parse_args()
     seen = [r for f in a.recorded for r in lines(open(f).read())]
     if a.program:
-        seen += run([a.program, "--what", "ops,dit,vae,clip,audio,encoder", "--tiles", "12"])
-        seen += run([a.program, "--math", "fp8", "--what", "ops,dit"])
-        here = os.path.dirname(os.path.abspath(__file__))
-        for script in (["gpu_limits.py"], ["gpu_block.py", *(["--wheel", a.wheel] if a.wheel else [])]):
-            try:
-                seen += run([sys.executable, os.path.join(here, script[0]), *script[1:]])
-            except subprocess.CalledProcessError:
-                print(f"{script[0]}: PyTorch is not here, sees no GPU or lacks diffusers: left out", file=sys.stderr)
+        out = a.out or next_file()
+        with open(out, "a") as f:
+            def keep(r):
+                seen.append(r)
+                print(json.dumps(r), file=f, flush=True)
+            keep(dict(what="run", date=time.strftime("%F", time.gmtime()), program=os.path.basename(a.program)))
+            run_all(a, keep)
+        print(f"lines: {out}\n")
     if not seen:
         p.error("a program to run, or --recorded files")
     products(seen)

@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
 """What PyTorch reaches for the products of a block on this GPU: milliseconds of F.linear in bf16 and of
 _scaled_mm in e4m3 (one scale a row), and a device copy. To be run beside h3av-gpu-bench, on the same machine."""
-import json, sys, torch
+import json, sys
+
+import torch_env
+
+torch_env.ensure()
+import torch
+
 
 def ms(f, reps=10):
     for _ in range(3):
