@@ -137,6 +137,7 @@ static void look_at_sibling(h3_model *m)
 static h3_status search_folder(h3_model *m)
 {
     h3_parts p;
+    h3_status st = H3_OK;
 
     H3_TRY(h3_parts_find(&p, m->root));
     take(&m->dit, &p.dit);
@@ -148,11 +149,12 @@ static h3_status search_folder(h3_model *m)
     take(&m->text_encoder, &p.text_encoder);
     take(&m->video_vae, &p.video_vae);
     take(&m->audio_vae, &p.audio_vae);
+    if (!m->tokenizer) st = h3_parts_check_tokenizer(&p);
     take(&m->tokenizer, &p.tokenizer);
     take(&m->notes, &p.notes);
     h3_parts_free(&p);
     look_at_sibling(m);
-    return H3_OK;
+    return st;
 }
 
 static h3_status need(const h3_model *m, const char *part, const char *key, const char *what,

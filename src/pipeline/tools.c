@@ -30,7 +30,8 @@ static h3_status open_tokenizer(h3_tok **out, const char *path)
     } else if (path) { // a folder that lacks other parts
         h3_parts p;
         H3_TRY(h3_parts_find(&p, path));
-        st = h3_open_tokenizer(out, p.tokenizer ? p.tokenizer : path);
+        st = h3_parts_check_tokenizer(&p);
+        if (st == H3_OK) st = h3_open_tokenizer(out, p.tokenizer ? p.tokenizer : path);
         h3_parts_free(&p);
     }
     h3_model_free(&m);

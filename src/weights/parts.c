@@ -25,6 +25,7 @@ void h3_parts_free(h3_parts *p)
     free(p->video_vae);
     free(p->audio_vae);
     free(p->tokenizer);
+    free(p->rival);
     free(p->notes);
     memset(p, 0, sizeof *p);
 }
@@ -89,6 +90,8 @@ typedef struct walk {
     h3_parts *p;
     char **file; ///< candidates, sorted
     size_t n, n_folders;
+    char **tokenizer; ///< folders that hold a tokenizer.json
+    size_t n_tokenizers;
 } walk;
 
 static void note(h3_parts *p, const char *fmt, const char *a, const char *b)
@@ -113,16 +116,16 @@ static int by_place(const void *pa, const void *pb)
     return ia != ib ? ib - ia : strcmp(a, b);
 }
 
-static void add_file(walk *w, char *path)
+static void add_to(char ***list, size_t *n, char *path)
 {
-    char **grown = w->n < MAX_FILES ? realloc(w->file, (w->n + 1) * sizeof *grown) : NULL;
+    char **grown = *n < MAX_FILES ? realloc(*list, (*n + 1) * sizeof *grown) : NULL;
 
     if (!grown) {
         free(path);
         return;
     }
-    w->file = grown;
-    w->file[w->n++] = path;
+    *list = grown;
+    (*list)[(*n)++] = path;
 }
 
 /* Adds the shards that an index names to a set. One that cannot be read may mean any file. */
@@ -166,15 +169,11 @@ static void see_file(walk *w, const char *dir, char *path, bool is_shard)
 
     if (h3_ends_with(path, ".safetensors.index.json") || h3_ends_with(path, ".gguf") ||
         (h3_ends_with(path, ".safetensors") && !is_shard)) {
-        add_file(w, path);
+        add_to(&w->file, &w->n, path);
         return;
     }
-    /* The release keeps a tokenizer in tokenizer/ and a copy in processor/. */
-    if (slash && strcmp(slash + 1, "tokenizer.json") == 0 &&
-        (!w->p->tokenizer || (holds(w->p->tokenizer, "processor") && !holds(dir, "processor")))) {
-        free(w->p->tokenizer);
-        w->p->tokenizer = h3_strdupf("%s", dir);
-    }
+    if (slash && strcmp(slash + 1, "tokenizer.json") == 0)
+        add_to(&w->tokenizer, &w->n_tokenizers, h3_strdupf("%s", dir));
     free(path);
 }
 
@@ -301,6 +300,100 @@ static void sort_file(h3_parts *p, const char *file)
     h3_manifest_close(&m);
 }
 
+/* ---- which tokenizer ---- */
+
+static const char *last_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static int n_folders_of(const char *path)
+{
+    int n = 0;
+
+    for (; *path; path++)
+        n += *path == '/' && path[1];
+    return n;
+}
+
+/* Folders to leave and to enter on the way from one to another of the same tree. */
+static int steps_between(const char *a, const char *b)
+{
+    size_t same = 0; // up to the end of the last name that both share
+
+    for (size_t i = 0;; i++) {
+        const bool ends = (!a[i] || a[i] == '/') && (!b[i] || b[i] == '/');
+        if (ends) same = i;
+        if (a[i] != b[i] || !a[i]) break;
+    }
+    return n_folders_of(a + same) + n_folders_of(b + same);
+}
+
+/* The release keeps a tokenizer in tokenizer/ and a copy in processor/. */
+static int rank_of(const char *folder, const char *home)
+{
+    const char *name = last_name(folder);
+    const int by_name = strcmp(name, "tokenizer") == 0 ? 0 : strcmp(name, "processor") == 0 ? 2 : 1;
+
+    return 3 * steps_between(folder, home) + by_name;
+}
+
+static bool is_same_tokenizer(const char *a, const char *b)
+{
+    enum { MOST = 256 << 20 };
+    char *path[2] = {h3_path_join(a, "tokenizer.json"), h3_path_join(b, "tokenizer.json")};
+    char *text[2] = {NULL, NULL};
+    size_t size[2] = {0, 0};
+    bool same = true;
+
+    for (int i = 0; i < 2; i++) {
+        same = same && h3_file_read(&text[i], &size[i], path[i], MOST) == H3_OK;
+        free(path[i]);
+    }
+    same = same && size[0] == size[1] && memcmp(text[0], text[1], size[0]) == 0;
+    free(text[0]);
+    free(text[1]);
+    return same;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The one that lies nearest to the text encoder, or to the top where the encoder is elsewhere. Of
+ * several as near, one is as good as another while they hold the same; else `rival` names one. */
+static void choose_tokenizer(const walk *w, const char *folder)
+{
+    h3_parts *p = w->p;
+    const char *best = NULL;
+    char *home = p->text_encoder && !h3_path_is_dir(p->text_encoder)
+                     ? h3_strdupf("%.*s", (int)(last_name(p->text_encoder) - p->text_encoder),
+                                  p->text_encoder)
+                     : h3_strdupf("%s", p->text_encoder ? p->text_encoder : folder);
+
+    for (size_t n = strlen(home); n > 1 && home[n - 1] == '/';)
+        home[--n] = '\0';
+    if (w->n_tokenizers) qsort(w->tokenizer, w->n_tokenizers, sizeof *w->tokenizer, by_text);
+    for (size_t i = 0; i < w->n_tokenizers; i++)
+        if (!best || rank_of(w->tokenizer[i], home) < rank_of(best, home)) best = w->tokenizer[i];
+    for (size_t i = 0; i < w->n_tokenizers; i++) {
+        const char *other = w->tokenizer[i];
+        if (other == best || is_same_tokenizer(best, other)) continue;
+        if (rank_of(other, home) > rank_of(best, home))
+            note(p, "%s/tokenizer.json is not used: %s goes with the text encoder", other, best);
+        else if (!p->rival)
+            p->rival = h3_strdupf("%s", other);
+    }
+    if (p->rival) note(p, "%s and %s hold different tokenizers: name one", best, p->rival);
+    if (best) {
+        free(p->tokenizer); // a vocabulary in a GGUF counts where there is no other
+        p->tokenizer = h3_strdupf("%s", best);
+    }
+    free(home);
+}
+
 h3_status h3_parts_find(h3_parts *out, const char *folder)
 {
     walk w = {.p = out};
@@ -319,7 +412,20 @@ h3_status h3_parts_find(h3_parts *out, const char *folder)
         free(w.file[i]);
     }
     free(w.file);
+    choose_tokenizer(&w, folder);
+    for (size_t i = 0; i < w.n_tokenizers; i++)
+        free(w.tokenizer[i]);
+    free(w.tokenizer);
     return H3_OK;
+}
+
+h3_status h3_parts_check_tokenizer(const h3_parts *p)
+{
+    if (!p->rival) return H3_OK;
+    return h3_fail(H3_E_ARG,
+                   "%s and %s hold different tokenizers, and neither lies nearer to the text "
+                   "encoder; name the one to use with --tokenizer",
+                   p->tokenizer, p->rival);
 }
 
 const char *h3_parts_advice(const char *part)

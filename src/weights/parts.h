@@ -16,12 +16,15 @@ typedef struct h3_parts {
     char *mmproj;       ///< that file
     char *video_vae, *audio_vae;
     char *tokenizer; ///< folder or file; a GGUF that holds a vocabulary
+    char *rival;     ///< another tokenizer that could be meant as well; NULL: there is none
     char *notes;     ///< one line per choice that had alternatives, or NULL
 } h3_parts;
 
 /** Looks at most four levels deep. Files that cannot be read are passed over (and noted). */
 H3_NODISCARD h3_status h3_parts_find(h3_parts *out, const char *folder);
 void h3_parts_free(h3_parts *p);
+/** H3_E_ARG, naming both, when nothing tells which of two tokenizers is the model's. */
+H3_NODISCARD h3_status h3_parts_check_tokenizer(const h3_parts *p);
 
 /** "fl2va", "ref2va" or NULL: by model_index.json beside or above, by folder or file name. */
 const char *h3_partition_of(const char *path);

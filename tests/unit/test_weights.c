@@ -708,6 +708,81 @@ static void test_inspect(void **state)
     must_fail(h3_inspect_path(&o, "/no/such/thing", NULL, false), H3_E_MISSING, "/no/such/thing");
 }
 
+/* A tokenizer.json of that text in root/folder, whose folders are made. */
+static void put_tokenizer(const char *root, const char *folder, const char *text)
+{
+    char *path = h3_strdupf("%s/%s/tokenizer.json", root, folder);
+    FILE *f;
+
+    h3_make_folders_above(path);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    free(path);
+}
+
+/* Which of several tokenizers: a rule, not the order of a folder's entries. */
+static void test_parts_tokenizer(void **state)
+{
+    static const struct {
+        const char *folder[3], *text[3], *encoder, *want, *rival, *note;
+    } cases[] = {
+        {{"FL2VA/tokenizer", "Ref2VA/tokenizer", "FL2VA/processor"},
+         {"a", "b", "c"},
+         "FL2VA/text_encoder",
+         "FL2VA/tokenizer",
+         NULL,
+         "Ref2VA/tokenizer"},
+        {{"a_tokenizer", "text_encoders", "z"},
+         {"a", "b", "c"},
+         "text_encoders",
+         "text_encoders",
+         NULL,
+         "a_tokenizer/tokenizer.json is not used"},
+        {{"other", "old/tokenizer", "tokenizer"}, {"a", "b", "c"}, "te", "tokenizer", NULL, "old"},
+        {{"one", "two"}, {"a", "b"}, "te", "one", "two", "hold different"},
+        {{"one", "two"}, {"same", "same"}, "te", "one", NULL, NULL},
+        {{"deep/er/one", "two"}, {"a", "b"}, NULL, "two", NULL, "deep/er/one"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *root = temporary(""), *command = h3_strdupf("rm -rf '%s'", root), *path;
+        h3_parts p;
+        mkdir(root, 0700);
+        for (int k = 0; k < 3 && cases[i].folder[k]; k++)
+            put_tokenizer(root, cases[i].folder[k], cases[i].text[k]);
+        if (cases[i].encoder) {
+            path = h3_strdupf("%s/%s/x", root, cases[i].encoder);
+            h3_make_folders_above(path);
+            *strrchr(path, '/') = '\0';
+            copy_file(DATA "formats/samples/te-llama.gguf", path, "qwen.gguf");
+            free(path);
+        }
+        must(h3_parts_find(&p, root));
+        path = h3_path_join(root, cases[i].want);
+        assert_string_equal(p.tokenizer, path);
+        free(path);
+        path = cases[i].rival ? h3_path_join(root, cases[i].rival) : NULL;
+        if (path)
+            assert_string_equal(p.rival, path);
+        else
+            assert_null(p.rival);
+        if (path) must_fail(h3_parts_check_tokenizer(&p), H3_E_ARG, "--tokenizer");
+        if (!path) must(h3_parts_check_tokenizer(&p));
+        if (cases[i].note)
+            assert_non_null(strstr(p.notes, cases[i].note));
+        else
+            assert_null(p.notes);
+        h3_parts_free(&p);
+        assert_int_equal(system(command), 0);
+        free(path);
+        free(command);
+        free(root);
+    }
+}
+
 static void test_parts(void **state)
 {
     char *root = temporary("");
@@ -870,23 +945,15 @@ static void test_norms_in_halves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decoders),
-        cmocka_unit_test(test_crossing_blocks),
-        cmocka_unit_test(test_scalars),
-        cmocka_unit_test(test_whole_weight),
-        cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_binding),
-        cmocka_unit_test(test_order_override),
-        cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_convert),
-        cmocka_unit_test(test_convert_layouts),
-        cmocka_unit_test(test_convert_pairs),
-        cmocka_unit_test(test_convert_refusals),
-        cmocka_unit_test(test_config_inside),
-        cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_decoders),         cmocka_unit_test(test_crossing_blocks),
+        cmocka_unit_test(test_scalars),          cmocka_unit_test(test_whole_weight),
+        cmocka_unit_test(test_layouts),          cmocka_unit_test(test_binding),
+        cmocka_unit_test(test_order_override),   cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_statistics),       cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_convert_layouts),  cmocka_unit_test(test_convert_pairs),
+        cmocka_unit_test(test_convert_refusals), cmocka_unit_test(test_config_inside),
+        cmocka_unit_test(test_inspect),          cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_parts_tokenizer),  cmocka_unit_test(test_json),
         cmocka_unit_test(test_norms_in_halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
