@@ -166,7 +166,7 @@ def main():
         out = a.out or next_file()
         with open(out, "a") as f:
             def keep(r):
-                seen.append(r)
+                seen.append(r := dict(dict(what="error"), **r))
                 print(json.dumps(r), file=f, flush=True)
             keep(dict(what="run", date=time.strftime("%F", time.gmtime()), program=os.path.basename(a.program)))
             run_all(a, keep)

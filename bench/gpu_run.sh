@@ -1,51 +1,67 @@
 #!/bin/bash
-# Tests, goldens, a memory check and the benchmark on a machine with an NVIDIA GPU, in one go.
-#   bench/gpu_run.sh BIN OUT [part...]     parts: ops goldens sanitizer limits bench bench8 (default: all)
-# BIN holds test_cuda_ops, h3av-golden, h3av-gpu-bench; results go to OUT. Each part has a time limit
-# (LIMIT_ops=... in seconds). Libraries are looked for where CUDA and Python packages keep them.
-BIN=$1; OUT=$2; shift 2
-PARTS=${*:-ops goldens sanitizer limits bench bench8}
-mkdir -p "$OUT"
-find_lib() { find / -name "$1" -not -path "/proc/*" -not -path "*/stubs/*" 2>/dev/null | head -1; }
-for l in libcudart.so.13 libcublasLt.so.13 libcudnn.so.9; do
-    p=$(ldconfig -p | awk -v l=$l '$1 == l { print $NF; exit }')
-    [ -n "$p" ] || p=$(find_lib $l)
-    echo "$l: ${p:-not found}"
-    [ -n "$p" ] && LD_LIBRARY_PATH=$(dirname "$p"):$LD_LIBRARY_PATH
-done
-export LD_LIBRARY_PATH
+# Everything that a machine with an NVIDIA GPU can settle, in one go: the figures beside the libraries and diffusers,
+# tests, goldens, memory checks, bad conditions.
+#   bench/gpu_run.sh BIN OUT [part...]     default: compare ops goldens repeat conditions memcheck racecheck
+# BIN holds h3av-gpu-bench, test_cuda_ops, h3av-golden, h3av-gpu-repeat, h3av, h3av-gpu-hog (what a part needs; one that
+# is not there leaves its part out); results go to OUT. Each part has a time limit (LIMIT_ops=... in seconds); BUDGET
+# seconds in all (590): what would begin later is left out. COMPARE: more arguments of bench/gpu_compare.py, e.g.
+# "--source diffusers.whl". GOLDENS: files (all). MODEL: of the bad conditions (the tiny one).
+#
+# Seconds of the parts on an H200, from earlier runs:
+#   compare     430   its own parts: gpu_compare.py
+#   ops          20   the first program of a cold machine: 10 to 15 s are loading libraries
+#   goldens      70   74 files
+#   repeat       40   twenty requests of the tiny model
+#   conditions  100   16 cases
+#   memcheck     60   one golden of the DiT
+#   racecheck    60   one more
+bin=$1; out=$2; shift 2
+here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/.." && pwd)
+parts=${*:-compare ops goldens repeat conditions memcheck racecheck}
+budget=${BUDGET:-590}
+mkdir -p "$out"
+. "$here/gpu_libs.sh"
 export TMPDIR=${TMPDIR:-/dev/shm}
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,power.limit --format=csv,noheader
-run() { # run NAME LIMIT COMMAND...
-    local name=$1 limit=$2 t=$SECONDS
+SECONDS=0 failed=0
+run() { # run NAME LIMIT PROGRAM ARGUMENTS...
+    local name=$1 limit=$2 begun=$SECONDS left=$((budget - SECONDS)) status
     shift 2
-    timeout "$limit" "$@" > "$OUT/$name.txt" 2>&1
-    echo "== $name: exit $?, $((SECONDS - t)) s"
+    eval "limit=\${LIMIT_$name:-$limit}"
+    if [ $left -lt 10 ]; then echo "== $name: left out, the time is over"; failed=1; return 1; fi
+    [ "$limit" -le $left ] || limit=$left
+    if ! command -v "$1" >/dev/null; then echo "== $name: left out, there is no $1"; failed=1; return 1; fi
+    timeout -k 5 "$limit" "$@" >"$out/$name.txt" 2>&1
+    status=$?
+    echo "== $name: exit $status, $((SECONDS - begun)) s"
+    [ $status = 0 ] || failed=1
 }
-for part in $PARTS; do
+sanitize() { # TOOL GOLDEN
+    run "$1" 90 compute-sanitizer --tool "$1" --error-exitcode 9 "$bin/h3av-golden" --device cuda "$root/tests/data/dit/$2" &&
+        tail -4 "$out/$1.txt" | cut -c1-200
+}
+for part in $parts; do
     case $part in
+    compare)
+        run compare 590 python3 "$here/gpu_compare.py" "$bin/h3av-gpu-bench" --out "$out/compare.jsonl" \
+            --budget $((budget - SECONDS - 10)) $COMPARE && grep -v '^+' "$out/compare.txt" | grep '^|' ;;
     ops)
-        run ops "${LIMIT_ops:-60}" "$BIN/test_cuda_ops"
-        grep -vE "^\[ +(RUN|OK) " "$OUT/ops.txt" | cut -c1-240 | tail -25 ;;
+        run ops 90 "$bin/test_cuda_ops"
+        grep -vE "^\[ +(RUN|OK) " "$out/ops.txt" | cut -c1-240 | tail -25 ;;
     goldens)
-        run goldens "${LIMIT_goldens:-90}" "$BIN/h3av-golden" --device cuda ${GOLDENS:-tests/data}
-        grep -E "^(ok|FAIL|[0-9]+ passed)|error|FAIL" "$OUT/goldens.txt" | grep -v "^ok" | cut -c1-200 | tail -30
-        grep -c "^ok" "$OUT/goldens.txt" ;;
-    sanitizer)
-        run sanitizer "${LIMIT_sanitizer:-60}" compute-sanitizer --tool memcheck --error-exitcode 9 \
-            "$BIN/h3av-golden" --device cuda tests/data/dit/t2va_step0.bf16.safetensors
-        tail -4 "$OUT/sanitizer.txt" | cut -c1-200
-        run racecheck "${LIMIT_sanitizer:-60}" compute-sanitizer --tool racecheck --error-exitcode 9 \
-            "$BIN/h3av-golden" --device cuda tests/data/dit/t2va_step0.f32.safetensors
-        tail -4 "$OUT/racecheck.txt" | cut -c1-200 ;;
-    bench)
-        run bench "${LIMIT_bench:-150}" "$BIN/h3av-gpu-bench" ${BENCH:---what load,ops,dit,encoder,audio,vae,clip}
-        cat "$OUT/bench.txt" | cut -c1-260 ;;
-    limits)
-        run limits "${LIMIT_limits:-60}" python3 "$(dirname "$0")/gpu_limits.py"
-        cat "$OUT/limits.txt" ;;
-    bench8)
-        run bench8 "${LIMIT_bench8:-60}" "$BIN/h3av-gpu-bench" --math fp8 ${BENCH8:---what ops,dit}
-        cat "$OUT/bench8.txt" | cut -c1-260 ;;
+        run goldens 150 "$bin/h3av-golden" --device cuda ${GOLDENS:-"$root/tests/data"}
+        grep -E "^(ok|FAIL|[0-9]+ passed)|error|FAIL" "$out/goldens.txt" | grep -v "^ok" | cut -c1-200 | tail -30
+        grep -c "^ok" "$out/goldens.txt" ;;
+    repeat)
+        run repeat 90 "$bin/h3av-gpu-repeat" cuda 20 "$out/repeat"
+        tail -2 "$out/repeat.txt" ;;
+    conditions)
+        run conditions 200 bash "$root/tests/gpu/conditions.sh" "$bin/h3av" "$bin/h3av-gpu-hog" \
+            "${MODEL:-$root/tests/data/tiny-h3/original}"
+        tail -20 "$out/conditions.txt" | cut -c1-200 ;;
+    memcheck) sanitize memcheck t2va_step0.bf16.safetensors ;;
+    racecheck) sanitize racecheck t2va_step0.f32.safetensors ;;
+    *) echo "no part $part" >&2; exit 2 ;;
     esac
 done
+exit $failed
