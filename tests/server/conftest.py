@@ -17,7 +17,13 @@ import pytest
 
 PROGRAM = os.environ["H3AV"]
 LONG = os.environ.get("H3_LONG") == "1"
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # a proxy of this machine does not know its loopback
 TINY = {"size": "32x32", "num_frames": 22, "steps": 2}  # some tenths of a second
+# Still at work whenever something is done to it: many minutes on two cores, half a minute on a machine
+# twenty times as fast. It is never waited for, only cancelled, deleted, or ended with its server. A step
+# of it may take a minute where processors are slow; STEPPING is for tests that look at steps.
+LASTING = {"size": "512x512", "num_frames": 124, "steps": 200}
+STEPPING = {"size": "256x256", "num_frames": 124, "steps": 200}
 
 
 def png(width=64, height=64, seed=0):
@@ -38,6 +44,15 @@ def wav(seconds=2.0, rate=32000):
     data = b"".join(struct.pack("<h", int(8000 * ((i * 440 // rate) % 2 * 2 - 1))) for i in range(n))
     return (b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " +
             struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16) + b"data" + struct.pack("<I", len(data)) + data)
+
+
+def eventually(test, seconds=120, what="what was awaited"):
+    """What `test` gives once it is true. Only a broken server lets the time run out."""
+    until = time.monotonic() + seconds
+    while not (value := test()):
+        assert time.monotonic() < until, f"{what} did not come within {seconds} s"
+        time.sleep(0.02)
+    return value
 
 
 class Answer:
@@ -69,24 +84,35 @@ class Server:
     def start(self, wait=True):
         self.log_path = os.path.join(tempfile.gettempdir(), f"h3av-test-{os.getpid()}-{id(self)}.log")
         self.log = open(self.log_path, "ab")
-        # the same port after a restart: a client does not know that there was one
-        self.process = subprocess.Popen(
-            [PROGRAM, "serve", "--port", str(self.port), "--data", self.data, *self.options],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=self.env)
-        if wait:
-            self.wait_ready()
+        # the same port after a restart: a client does not know that there was one. Until it is bound
+        # again any program of this machine may have it for a moment.
+        until = time.monotonic() + 60
+        while True:
+            at = len(self.text())
+            self.process = subprocess.Popen(
+                [PROGRAM, "serve", "--port", str(self.port), "--data", self.data, *self.options],
+                stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=self.env)
+            if not wait:
+                return
+            try:
+                return self.wait_ready(at)
+            except RuntimeError:
+                if not self.port or "cannot listen" not in self.text()[at:] or time.monotonic() > until:
+                    raise
+            time.sleep(0.2)
 
     def text(self):
         self.log.flush()
         with open(self.log_path, errors="replace") as f:
             return f.read()
 
-    def wait_ready(self, seconds=60):
+    def wait_ready(self, at, seconds=300):
+        """`at`: where the log of this start begins."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self.process.returncode}: {self.text()}")
-            found = re.findall(r"listens on http://[^ ]*:(\d+)/", self.text())
+            found = re.findall(r"listens on http://[^ ]*:(\d+)/", self.text()[at:])
             if found:
                 self.port = int(found[-1])
                 try:
@@ -101,7 +127,7 @@ class Server:
     def url(self):
         return f"http://127.0.0.1:{self.port}"
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def request(self, method, path, body=None, headers=None, timeout=300):
         rq = urllib.request.Request(self.url + path, data=body, method=method, headers=headers or {})
         try:
             with urllib.request.urlopen(rq, timeout=timeout) as r:
@@ -137,7 +163,7 @@ class Server:
         assert a.status == 200, a.body
         return a.json["id"]
 
-    def wait(self, id, seconds=120):
+    def wait(self, id, seconds=900):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             v = self.get(f"/v1/videos/{id}").json
@@ -146,12 +172,25 @@ class Server:
             time.sleep(0.05)
         raise AssertionError(f"{id} did not end: {v}")
 
-    def socket(self, timeout=20):
+    def until(self, id, test=lambda v: v["status"] == "in_progress", seconds=300):
+        """The job once `test` holds for it. One that has ended will not come there any more."""
+        until = time.monotonic() + seconds
+        while not test(v := self.get(f"/v1/videos/{id}").json):
+            assert v["status"] in ("queued", "in_progress"), f"{id} ended too early: {v}"
+            assert time.monotonic() < until, f"{id} did not come so far within {seconds} s: {v}"
+            time.sleep(0.01)
+        return v
+
+    def drop(self, id):
+        """Deletes a job, which may take its device more than one request's time to let go of."""
+        return eventually(lambda: (a := self.delete(f"/v1/videos/{id}")).status != 409 and a)
+
+    def socket(self, timeout=120):
         s = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
         s.settimeout(timeout)
         return s
 
-    def raw(self, data, timeout=20, pieces=None):
+    def raw(self, data, timeout=120, pieces=None):
         """Sends bytes as they are (cut at `pieces`), returns all that comes until the end."""
         s = self.socket(timeout)
         try:
@@ -160,18 +199,7 @@ class Server:
                     s.sendall(piece)
             except OSError:
                 pass  # answered and closed before the end: what it said is still there to read
-            out = b""
-            try:
-                while True:
-                    got = s.recv(65536)
-                    if not got:
-                        break
-                    out += got
-                    if is_whole(out):
-                        break
-            except OSError:
-                pass
-            return out
+            return read_answer(s)
         finally:
             s.close()
 
@@ -194,11 +222,11 @@ class Server:
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(30)
+                self.process.wait(120)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-                raise AssertionError("the server did not stop within 30 s: " + self.text())
+                raise AssertionError("the server did not stop within 120 s: " + self.text())
         return self.process.returncode
 
     def close(self):
@@ -213,6 +241,17 @@ class Server:
                 os.unlink(self.log_path)
             if self.own_data:
                 shutil.rmtree(self.data, ignore_errors=True)
+
+
+def read_answer(s):
+    """One answer with a Content-Length, or all that comes until the end: it may come in pieces."""
+    out = b""
+    try:
+        while not is_whole(out) and (got := s.recv(65536)):
+            out += got
+    except OSError:
+        pass
+    return out
 
 
 def is_whole(data):

@@ -4,7 +4,7 @@ import io
 import openai
 import pytest
 
-from conftest import png
+from conftest import LASTING, png
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,12 @@ def tiny(client, prompt="a fox", **kw):
     kw.setdefault("size", "32x32")
     extra = {**TINY, **kw.pop("extra_body", {})}
     return client.videos.create(prompt=prompt, extra_body=extra, **kw)
+
+
+def lasting(client):
+    """One that is still at work when something is done to it."""
+    return client.videos.create(prompt="a fox", size=LASTING["size"], extra_body={
+        "num_inference_steps": LASTING["steps"], "num_frames": LASTING["num_frames"]})
 
 
 def end(client, id):
@@ -86,7 +92,7 @@ def test_delete(client):
 
 
 def test_delete_of_a_running_one(client):
-    v = tiny(client, size="128x128", extra_body={"num_inference_steps": 100, "num_frames": 56})
+    v = lasting(client)
     assert client.videos.delete(v.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.videos.retrieve(v.id)
@@ -108,11 +114,8 @@ def test_failing_job_is_seen_as_failed(client, server):
     """A run that dies: its process is killed while it works."""
     import os
     import signal
-    import time
-    v = tiny(client, size="128x128", extra_body={"num_inference_steps": 150, "num_frames": 56})
-    while client.videos.retrieve(v.id).status == "queued":
-        time.sleep(0.02)
-    time.sleep(0.2)
+    v = lasting(client)
+    server.until(v.id, lambda v: v.get("phase") == "sample")
     for pid in server.worker_pids():
         os.kill(pid, signal.SIGSEGV)
     f = client.videos.poll(v.id, poll_interval_ms=100)
@@ -125,7 +128,7 @@ def test_failing_job_is_seen_as_failed(client, server):
 
 
 def test_content_of_an_unfinished_one(client):
-    v = tiny(client, size="128x128", extra_body={"num_inference_steps": 100, "num_frames": 56})
+    v = lasting(client)
     with pytest.raises(openai.ConflictError) as e:
         client.videos.download_content(v.id)
     assert e.value.code == "video_not_ready"
@@ -137,7 +140,7 @@ def test_list_walks_all_pages(start, n):
     s = start("--queue", "200")
     c = openai.OpenAI(base_url=s.url + "/v1", api_key="unused")
     if n:  # keeps the device busy, so that the rest stays queued and costs nothing
-        s.create(size="256x256", num_frames=124, steps=200)
+        s.create(**LASTING)
     ids = [s.create(prompt=f"number {i}") for i in range(n - 1)]
     seen = [v.id for v in c.videos.list()]
     assert len(seen) == n == len(set(seen))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import LONG, TINY, png
+from conftest import LASTING, LONG, TINY, eventually, png, read_answer
 
 OK_FIELDS = [("prompt", "a fox"), ("size", "32x32"), ("num_frames", "22"), ("steps", "2")]
 
@@ -97,7 +97,7 @@ def test_split_anywhere(server):
         for p in pieces:
             s.sendall(p)
             time.sleep(0.001)
-        out = s.recv(65536)
+        out = read_answer(s)
         s.close()
         assert accepted(server, out)["task"] == "fl2va"
 
@@ -209,6 +209,7 @@ def test_pipelining_after_a_body(server):
     out = b""
     while got := s.recv(65536):
         out += got
+    s.close()
     assert out.count(b"HTTP/1.1 200") == 2 and b'"status":"ok"' in out
     accepted(server, out.split(b"HTTP/1.1 200 OK")[1].join([b"HTTP/1.1 200 OK", b""]))
 
@@ -223,26 +224,32 @@ def test_garbage_instead_of_http(server):
     assert server.get("/health").status == 200
 
 
+def processor_seconds(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_large_garbage_in_linear_time(server):
     """100 MB that look like the beginning of a delimiter all the time."""
     size = 100_000_000 if LONG else 16_000_000
     times = []
     for piece in (b"\r\n--", b"\r\n--BOUNDARYBOUNDARY" * 3, b"x"):
         pre = b"--" + b"BOUNDARY" * 8 + b"\r\n" + part("first_frame", b"", filename="a.png")
-        s = server.socket(120)
+        s = server.socket(600)
         block = piece * (1_000_000 // len(piece))
         n = size // len(block)
         total = len(pre) + n * len(block)
-        start = time.monotonic()
+        start = processor_seconds(server.process.pid)
         s.sendall(head(total, b"multipart/form-data; boundary=" + b"BOUNDARY" * 8) + pre)
         for _ in range(n):
             s.sendall(block)
-        out = s.recv(65536)
-        times.append(time.monotonic() - start)
+        says(read_answer(s), 400, "invalid_multipart")
+        times.append(processor_seconds(server.process.pid) - start)
         s.close()
-        says(out, 400, "invalid_multipart")
+    # of the server's own work, however busy the machine: it takes some tenths
     assert max(times) < (60 if LONG else 15), times
-    assert os.listdir(os.path.join(server.data, "spool")) == []
+    eventually(lambda: os.listdir(os.path.join(server.data, "spool")) == [])
 
 
 def test_too_large(start):
@@ -260,9 +267,12 @@ def test_expect_continue(server):
     body = form(good_parts())
     s = server.socket()
     s.sendall(head(len(body), more=b"Expect: 100-continue\r\n"))
-    assert s.recv(1000).startswith(b"HTTP/1.1 100")
+    said = b""
+    while not said.endswith(b"\r\n\r\n"):
+        said += s.recv(1000)
+    assert said.startswith(b"HTTP/1.1 100")
     s.sendall(body)
-    accepted(server, s.recv(65536))
+    accepted(server, read_answer(s))
     s.close()
 
 
@@ -320,10 +330,10 @@ def test_public_address_needs_a_key(start, tmp_path):
     from conftest import PROGRAM
     for host in ("0.0.0.0", "::", "192.0.2.1"):
         r = subprocess.run([PROGRAM, "serve", "--host", host, "--port", "0", "--data", str(tmp_path / "d")],
-                           capture_output=True, text=True, timeout=30)
+                           capture_output=True, text=True, timeout=300)
         assert r.returncode == 2 and "key" in r.stderr, r
     r = subprocess.run([PROGRAM, "serve", "--api-key", "short", "--port", "0", "--data", str(tmp_path / "d")],
-                       capture_output=True, text=True, timeout=30)
+                       capture_output=True, text=True, timeout=300)
     assert r.returncode == 2
 
 
@@ -333,7 +343,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path, options):
     import subprocess
     from conftest import PROGRAM
     r = subprocess.run([PROGRAM, "serve", "--port", "0", "--data", str(tmp_path / "d"), *options],
-                       capture_output=True, text=True, timeout=30)
+                       capture_output=True, text=True, timeout=300)
     assert r.returncode == 2 and options[0] in r.stderr, r
 
 
@@ -374,19 +384,20 @@ def is_closed_within(s, seconds, drip=b""):
 
 
 def test_slow_headers_are_cut(server):
-    """A byte now and then does not keep a connection open: 15 s are enough for headers."""
+    """A byte now and then does not keep a connection open: 15 s are enough for headers. (Without that
+    limit it would be open for as long as bytes come.)"""
     s = server.socket()
     s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
-    assert is_closed_within(s, 20, b"a")
+    assert is_closed_within(s, 120, b"a")
 
 
 @pytest.mark.skipif(not LONG, reason="half a minute of waiting")
 def test_slow_bodies_are_cut(server):
     s = server.socket()
     s.sendall(head(1_000_000) + b"--B\r\n")
-    assert is_closed_within(s, 40, b"x")
+    assert is_closed_within(s, 150, b"x")
     idle = server.socket()
-    assert is_closed_within(idle, 40)
+    assert is_closed_within(idle, 150)
 
 
 def test_connection_flood_is_bounded(start):
@@ -395,29 +406,28 @@ def test_connection_flood_is_bounded(start):
     for _ in range(200):
         try:
             c = socket.create_connection(("127.0.0.1", s.port), timeout=1)
-            c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
             flood.append(c)
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
         except OSError:
             pass
-    time.sleep(1)
+    time.sleep(1)  # for threads that must not be: there are none to wait for
     threads = len(os.listdir(f"/proc/{s.process.pid}/task"))
     assert threads < 60, threads
     for c in flood:
         c.close()
-    until = time.monotonic() + 25
-    while time.monotonic() < until:
+
+    def is_reachable():
         try:
-            if s.get("/health", timeout=2).status == 200:
-                break
+            return s.get("/health", timeout=30).status == 200
         except OSError:
-            time.sleep(0.2)
-    else:
-        raise AssertionError("not reachable again after the flood")
+            return False
+
+    eventually(is_reachable, what="an answer after the flood")
 
 
 def test_streams_are_bounded(start):
     s = start("--max-streams", "3")
-    id = s.create(size="256x256", num_frames=124, steps=200)
+    id = s.create(**LASTING)
     open_streams = []
     for _ in range(3):
         c = s.socket()
@@ -428,11 +438,8 @@ def test_streams_are_bounded(start):
     assert a.status == 429 and a.headers["Retry-After"]
     for c in open_streams:
         c.close()
-    until = time.monotonic() + 20
-    while s.get("/metrics").body.decode().find("h3av_event_streams 0") < 0:
-        assert time.monotonic() < until
-        time.sleep(0.3)
-    s.delete(f"/v1/videos/{id}")
+    eventually(lambda: "h3av_event_streams 0" in s.get("/metrics").body.decode(), what="the end of the streams")
+    s.drop(id)
 
 
 def test_many_half_requests_and_a_stop(start):
@@ -441,12 +448,12 @@ def test_many_half_requests_and_a_stop(start):
     held = [s.socket() for _ in range(20)]
     for c in held[:10]:
         c.sendall(b"POST /v1/videos HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
-    t = threading.Thread(target=lambda: s.post("/v1/videos/sync", {"prompt": "x", "size": "256x256", "steps": 200}))
-    t.start()
-    time.sleep(0.5)
+    body = json.dumps({"prompt": "x", **LASTING}).encode()
+    held.append(s.socket())
+    held[-1].sendall(head(len(body), b"application/json", b"/v1/videos/sync") + body)
+    eventually(lambda: [v for v in s.get("/v1/videos").json["data"] if v["status"] == "in_progress"])
     start_ = time.monotonic()
     assert s.stop() == 0
-    assert time.monotonic() - start_ < 10
-    t.join(10)
+    assert time.monotonic() - start_ < 25  # they would be cut after 30 s, the video takes minutes
     for c in held:
         c.close()

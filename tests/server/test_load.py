@@ -6,7 +6,7 @@ import random
 import threading
 import time
 
-from conftest import LONG, TINY, long
+from conftest import LASTING, LONG, TINY, eventually, long
 
 
 def percentile(values, p):
@@ -23,13 +23,14 @@ def test_many_clients_and_a_full_queue(start):
     """64 clients, 2,000 requests while both cores generate: no 5xx, nothing lost, GET stays quick."""
     n_clients, n_requests = (64, 2000) if LONG else (16, 400)
     s = start("--queue", "24")
-    s.create(size="256x256", num_frames=124, steps=200)  # keeps the cores busy throughout
+    s.create(**LASTING)  # keeps the cores busy throughout
     lock, times, codes, accepted, ended = threading.Lock(), [], {}, set(), set()
+    wrong = []
     left = [n_requests]
 
     def client(n):
         r = random.Random(n)
-        c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
+        c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=300)
         mine = []
         while True:
             with lock:
@@ -59,7 +60,8 @@ def test_many_clients_and_a_full_queue(start):
                 codes[a.status] = codes.get(a.status, 0) + 1
                 if kind == "get":
                     times.append(took)
-                    assert a.status == 200
+                    if a.status != 200:
+                        wrong.append((a.status, body))
                 if kind == "create" and a.status == 200:
                     id = json.loads(body)["id"]
                     mine.append(id)
@@ -75,6 +77,7 @@ def test_many_clients_and_a_full_queue(start):
     print(f"\n{n_clients} clients, {n_requests} requests in {time.monotonic() - begin:.1f} s: {codes}; "
           f"GET p50 {p50:.1f} ms, p99 {p99:.1f} ms; server {rss(s.process.pid):.1f} MB; load {os.getloadavg()[0]:.1f}")
     assert not [k for k in codes if k >= 500], codes
+    assert not wrong, wrong
     assert 429 in codes  # the queue was full
     seen = {}
     after = ""
@@ -86,11 +89,11 @@ def test_many_clients_and_a_full_queue(start):
         after = f"&after={page['last_id']}"
     assert accepted <= set(seen)  # none lost
     assert all(seen[i] == "cancelled" for i in ended)
-    if os.cpu_count() and os.getloadavg()[0] < 2 * os.cpu_count() + 2:  # others at work prove nothing
+    if LONG and os.getloadavg()[0] < 2 * os.cpu_count() + 2:  # by hand alone: others at work prove nothing
         assert p99 < 50, p99
     for id, status in seen.items():
         if status in ("queued", "in_progress"):
-            s.delete(f"/v1/videos/{id}")
+            s.drop(id)
 
 
 @long
@@ -118,7 +121,7 @@ def test_cancels_and_deletes_by_the_hundred(start):
         if i % 2:
             v = s.post(f"/v1/videos/{id}/cancel")
             assert v.status in (200, 409), v.body
-        assert s.delete(f"/v1/videos/{id}").status == 200
-    assert os.listdir(os.path.join(s.data, "jobs")) == []
+        assert s.drop(id).status == 200
+    eventually(lambda: os.listdir(os.path.join(s.data, "jobs")) == [])
     assert s.wait(s.create())["status"] == "completed"
     assert s.get("/metrics").body.decode().count("h3av_worker_crashes_total 0\n") == 1

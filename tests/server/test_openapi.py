@@ -1,12 +1,11 @@
 """docs/openapi.json says what the server does: every route, every field, the shape of every answer."""
 import json
 import re
-import time
 
 import jsonschema
 import pytest
 
-from conftest import TINY, png
+from conftest import LASTING, STEPPING, TINY, eventually
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +81,13 @@ def test_answers_have_the_described_shape(server, api):
         assert call("GET", path).status == 200
     tag = server.get("/").headers["ETag"]
     assert call("GET", "/", headers={"If-None-Match": tag}).status == 304
-    long_one = call("POST", "/v1/videos", {"prompt": "x", "size": "256x256", "frames": 124, "steps": 200}).json["id"]
+    long_one = call("POST", "/v1/videos", {"prompt": "x", **STEPPING}).json["id"]
     v = call("POST", "/v1/videos", {"prompt": "x", **TINY}).json
     id = v["id"]
     path = "/v1/videos/{id}"
     assert v["status"] == "queued" and "queue_position" in v
-    while call("GET", path, url=f"/v1/videos/{long_one}").json.get("step", 0) < 1:
-        time.sleep(0.02)
+    server.until(long_one, lambda v: v.get("step", 0) >= 1)
+    assert call("GET", path, url=f"/v1/videos/{long_one}").status == 200
     assert call("GET", path + "/content", url=f"/v1/videos/{long_one}/content").status == 409
     assert call("POST", path + "/cancel", {}, url=f"/v1/videos/{long_one}/cancel").status == 200
     server.wait(id)
@@ -117,10 +116,9 @@ def test_failures_have_the_described_shape(start, api):
     s = start("--queue", "1", "--max-body", "64K", "--api-key", "secret-secret")
     k = {"Authorization": "Bearer secret-secret", "Content-Type": "application/json"}
     js = lambda o: json.dumps(o).encode()
-    first = s.request("POST", "/v1/videos", js({"prompt": "x", "size": "256x256", "frames": 124, "steps": 200}), k)
+    first = s.request("POST", "/v1/videos", js({"prompt": "x", **LASTING}), k)
     check(api, "POST", "/v1/videos", first)
-    while s.get(f"/v1/videos/{first.json['id']}", headers=k).json["status"] == "queued":
-        time.sleep(0.02)
+    eventually(lambda: s.get(f"/v1/videos/{first.json['id']}", headers=k).json["status"] == "in_progress")
     s.request("POST", "/v1/videos", js({"prompt": "x", **TINY}), k)
     for body, headers, status in (
             (js({"prompt": "x", **TINY}), k, 429), (js({"prompt": "x"}), {}, 401), (js({"prompt": "x"}), {**k, "Origin": "http://e.example"}, 403),
