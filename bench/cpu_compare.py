@@ -3,12 +3,20 @@
 
     python bench/cpu_compare.py --h3av build/release/h3av [--sdcpp sd-h3-bench] [--threads 1 16] [--cores 16-31]
                                 [--parts rate,block,encoder,vae,sound] [--rounds 2] [--budget 280] [--out FILE]
+                                [--wheel diffusers.whl]
 
 Every case is timed in rounds, one contestant after the other, and the least time of each counts, so that a busy
 machine disturbs all of them alike. Lines of JSON go to --out as they come; a table closes the run. The torch side needs
-torch, diffusers >= 0.42 and accelerate (without them its columns stay empty); the stable-diffusion.cpp side needs
-sd-h3-bench, built by bench/peers/README.md. Random weights throughout: nothing here says anything about quality."""
-import argparse, json, os, subprocess, sys, tempfile, time
+torch and diffusers >= 0.42, or its wheel (its conditioner: transformers too; without them its columns stay empty); the
+stable-diffusion.cpp side needs sd-h3-bench, built by bench/peers/README.md. Random weights throughout: nothing here says
+anything about quality. Nothing runs longer than --budget: what is under way then is ended, and the table is of what there is.
+
+Seconds of a round (h3av, torch f32, both types of sd.cpp where they run), 512 rows, --reps 1, from the runs of
+docs/performance.md: block 60 on one core, 12 on 14; encoder 25, 5; vae 25, 5; sound 8, 2 (sd.cpp's own sound 40, 8). The
+first call of a part fills its weights: 5 to 10 more."""
+import argparse, json, os, subprocess, sys, threading, time
+
+import torch_env
 
 ap = argparse.ArgumentParser()
 ap.add_argument("--h3av", default="build/release/h3av")
@@ -29,6 +37,7 @@ ap.add_argument("--rounds", type=int, default=2)
 ap.add_argument("--reps", type=int, default=1, help="timed repetitions of a contestant in a round, after one to warm up")
 ap.add_argument("--budget", type=float, default=1e9, help="seconds after which no further case is started")
 ap.add_argument("--out")
+ap.add_argument("--wheel", help="of diffusers, where it is not installed")
 ap.add_argument("--torch-worker", action="store_true", help=argparse.SUPPRESS)
 a = ap.parse_args()
 started = time.time()
@@ -39,7 +48,9 @@ SHAPE = dict(hidden=5376, heads=56, head=128, ffn=14336, time=2688)
 def worker():
     """Answers one JSON request a line with one JSON line: seconds of the fastest repetition."""
     import torch
+    import diffusers_wheel
 
+    who = diffusers_wheel.use(a.wheel)
     types = dict(f32=torch.float32, bf16=torch.bfloat16)
     made = {}
 
@@ -82,29 +93,7 @@ def worker():
 
         return Block, angles
 
-    def build(make, dtype):
-        """make() on the meta device, then every parameter repeats one pool of random values."""
-        try:
-            from accelerate import init_empty_weights
-        except ImportError:  # buffers become empty too: enough for the plain block, which has none
-            init_empty_weights = lambda **_: torch.device("meta")
-        with init_empty_weights(include_buffers=False):
-            m = make()
-        keep = set(getattr(m, "_keep_in_fp32_modules", None) or ())
-        pool = torch.randn(1 << 22) * 0.02
-        for name, p in list(m.named_parameters()):
-            t = torch.empty(p.shape, dtype=torch.float32 if keep & set(name.split(".")) else dtype)
-            src, flat = pool.to(t.dtype), t.view(-1)
-            if t.ndim == 1 and "norm" in name or name.endswith("weight_g"):
-                flat.fill_(1)
-            else:
-                for i in range(0, flat.numel(), src.numel()):
-                    flat[i:i + src.numel()] = src[:min(src.numel(), flat.numel() - i)]
-            owner, parts = m, name.split(".")
-            for q in parts[:-1]:
-                owner = getattr(owner, q)
-            owner._parameters[parts[-1]] = torch.nn.Parameter(t, requires_grad=False)
-        return m.eval()
+    build = diffusers_wheel.filled
 
     def case(part, dtype, n):
         """The call to time; models stay until another part or type is asked for."""
@@ -156,7 +145,7 @@ def worker():
         ids = torch.randint(0, 1024, (1, n))
         return lambda: m(input_ids=ids, use_cache=False)
 
-    print(json.dumps(dict(torch=torch.__version__, isa=torch.backends.cpu.get_cpu_capability())), flush=True)
+    print(json.dumps(dict(torch=torch.__version__, diffusers=who, isa=torch.backends.cpu.get_cpu_capability())), flush=True)
     for line in sys.stdin:
         q = json.loads(line)
         try:
@@ -197,31 +186,50 @@ def pinned(threads, cmd):
     return ["taskset", "-c", f"{first}-{min(last, first + threads - 1)}"] + cmd
 
 
+def left():
+    return min(86400.0, max(1.0, a.budget - (time.time() - started)))
+
+
+def finished(cmd):
+    """subprocess.run within the budget; a run that was ended has failed."""
+    try:
+        return subprocess.run(cmd, capture_output=True, text=True, timeout=left())
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(cmd, 1, "", "the time is over")
+
+
 class Torch:
     def __init__(self, threads):
-        self.threads, env = threads, dict(os.environ, OMP_NUM_THREADS=str(threads), KMP_BLOCKTIME="0")
-        self.p = subprocess.Popen(pinned(threads, [sys.executable, __file__, "--torch-worker"]), stdin=subprocess.PIPE,
-                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+        self.threads, env = threads, dict(torch_env.clean(os.environ), OMP_NUM_THREADS=str(threads), KMP_BLOCKTIME="0")
+        cmd = [sys.executable, __file__, "--torch-worker"] + (["--wheel", a.wheel] if a.wheel else [])
+        self.p = subprocess.Popen(pinned(threads, cmd), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True, env=env)
         head = self.p.stdout.readline()
         self.is_up = bool(head)
         if head:
             emit(peer="torch", **json.loads(head))
 
     def __call__(self, part, dtype, n):
-        if not self.is_up:
+        if not self.is_up or late():
             return None
+        timer = threading.Timer(left(), self.p.kill)
+        timer.start()
         try:
             self.p.stdin.write(json.dumps(dict(part=part, type=dtype, n=n, threads=self.threads, reps=a.reps)) + "\n")
             self.p.stdin.flush()
             r = json.loads(self.p.stdout.readline())
         except (OSError, ValueError):
             self.is_up, r = False, dict(error="the torch process ended")
+        timer.cancel()
         if "error" in r:
             emit(peer="torch", part=part, type=dtype, n=n, threads=self.threads, error=r["error"])
         return r.get("s")
 
     def close(self):
-        self.p.stdin.close()
+        try:
+            self.p.stdin.close()
+        except OSError:  # it ended before
+            pass
         self.p.wait()
 
 
@@ -231,7 +239,9 @@ def ours(threads, what, math, extra, pick):
     extra = extra + (["--dtype", dtype] if dtype else [])
     cmd = [a.h3av, "bench", "--what", what, "--threads", str(threads), "--device", "cpu", "--cpu-math", math,
            "--repeat", str(a.reps), "--layers", "1"] + (["--model", a.model] if a.model else []) + extra
-    r = subprocess.run(pinned(threads, cmd), capture_output=True, text=True)
+    if late():
+        return {}
+    r = finished(pinned(threads, cmd))
     if r.returncode:
         emit(peer="h3av", what=what, math=math, threads=threads, error=r.stderr.strip()[-300:])
         return {}
@@ -245,10 +255,9 @@ def ours(threads, what, math, extra, pick):
 
 
 def sdcpp(threads, *args):
-    if not a.sdcpp:
+    if not a.sdcpp or late():
         return None
-    r = subprocess.run(pinned(threads, [a.sdcpp, "--threads", str(threads), "--reps", str(a.reps), *map(str, args)]),
-                       capture_output=True, text=True)
+    r = finished(pinned(threads, [a.sdcpp, "--threads", str(threads), "--reps", str(a.reps), *map(str, args)]))
     lines = [json.loads(x) for x in r.stdout.splitlines() if x.startswith("{")]
     for x in lines:
         emit(**x)
@@ -284,11 +293,11 @@ def run_block(t, torch):
             note(f"block, {n} rows", t, f"h3av {math}", x["seconds"])
     for n in a.rows:
         for ty in a.types:
-            x = sdcpp(t, "--part", "dit", "--layers", 1, "--type", ty, "--seq", n) if not late() else None
+            x = sdcpp(t, "--part", "dit", "--layers", 1, "--type", ty, "--seq", n)
             note(f"block, {n} rows", t, f"sd.cpp {ty}", x and x["min_s"])
     for dt in a.torch_types:
         for n in a.rows:
-            note(f"block, {n} rows", t, f"torch {dt}", torch("block", dt, n) if not late() else None)
+            note(f"block, {n} rows", t, f"torch {dt}", torch("block", dt, n))
 
 
 def run_encoder(t, torch):
@@ -315,7 +324,7 @@ def run_vae(t, torch):
 def run_sound(t, torch):
     for x in ours(t, "audio", "auto", [], lambda x: x["name"]).values():
         note("sound, 1 s stereo", t, "h3av auto", x["seconds"])
-    x = sdcpp(t, "--part", "audio", "--seconds", 1) if not late() and not a.no_sdcpp_sound else None
+    x = sdcpp(t, "--part", "audio", "--seconds", 1) if not a.no_sdcpp_sound else None
     note("sound, 1 s stereo", t, "sd.cpp f16", x and x["min_s"])
     note("sound, 1 s stereo", t, "torch f32", torch("sound", "f32", 1))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """h3av on a GPU beside PyTorch and diffusers on the same one, in one run.
 
-    bench/gpu_compare.py build/release/h3av-gpu-bench [--out FILE] [--budget S] [--only NAME,...] [--source diffusers.whl]
+    bench/gpu_compare.py build/release/h3av-gpu-bench [--out FILE] [--budget S] [--only NAME,...] [--wheel diffusers.whl]
     bench/gpu_compare.py --recorded bench/results/cuda_h200_2.jsonl
 
 Every line of result goes to --out (default: bench/results/gpu_compare_<n>.jsonl) when it comes, so a run that is cut off
@@ -11,7 +11,7 @@ planning a --budget:
 
     steps      60   steps in bf16 at all lengths, the library's calls alone right after each (estimated)
     steps8     45   the same under fp8 (estimated)
-    diffusers 120   diffusers' own block, eager and compiled, as long a run (estimated; needs PyTorch)
+    diffusers 150   diffusers on the same card: steps eager and compiled, sound, video (estimated; needs PyTorch)
     clip       20   the video decoder: tiles, a clip, the deviation of bf16
     clip8      20   the same under fp8
     small      10   sound, conditioner
@@ -45,7 +45,7 @@ def parts(a):
     return [
         ("steps", 10, 150, bench("--what", "dit,fast", "--repeat", "3", *rows)),
         ("steps8", 10, 120, bench(*FP8, "--what", "dit,fast", "--repeat", "3", *rows)),
-        ("diffusers", 20, 200, python("gpu_block.py", *rows, "--budget", "180", *(["--source", a.source] if a.source else []))),
+        ("diffusers", 20, 260, python("gpu_diffusers.py", *rows, "--budget", "240", *(["--wheel", a.wheel] if a.wheel else []))),
         ("clip", 10, 60, bench("--what", "vae,clip", "--tiles", "1,12,14", "--repeat", "2")),
         ("clip8", 10, 60, bench(*FP8, "--what", "vae,clip", "--tiles", "1,12,14", "--repeat", "2")),
         ("small", 5, 40, bench("--what", "audio,encoder")),
@@ -125,6 +125,10 @@ def whole(seen):
             eager, compiled = diffusers.get(("step", r["rows"], "now"), (None, None))
             both = (r["s_50_layers"], compiled) if r["kind"] == "eager" else (eager, r["s_50_layers"])
             diffusers[("step", r["rows"], "now")] = diffusers[("step", r["rows"])] = both
+        elif r["what"] == "diffusers_clip" and "s" in r:
+            diffusers[("clip", 0)] = (r["s"], None)
+        elif r["what"] == "diffusers_sound" and "s" in r:
+            diffusers[("sound", int(r["seconds_of_sound"]))] = (r["s"], None)
     for r in seen:
         if r["what"] == "dit_step":
             rows.append((f"step, {r['math']}, {r['rows']} rows", r["s_50_layers"], r["library_s_50_layers"],
@@ -158,8 +162,7 @@ def main():
     p.add_argument("--only", help="parts, by name")
     p.add_argument("--rows", default="14972,3342,39614")
     p.add_argument("--layers", type=int, help="of the step and of the file (50)")
-    p.add_argument("--source", "--wheel", dest="source",
-                   help="diffusers' wheel or its transformer_minimax_h3.py, where it is not installed whole")
+    p.add_argument("--wheel", help="of diffusers, where it is not installed")
     a = p.parse_args()
     seen = [r for f in a.recorded for r in lines(open(f).read())]
     if a.program:

@@ -5,7 +5,7 @@
 # BIN holds h3av-gpu-bench, test_cuda_ops, h3av-golden, h3av-gpu-repeat, h3av, h3av-gpu-hog (what a part needs; one that
 # is not there leaves its part out); results go to OUT. Each part has a time limit (LIMIT_ops=... in seconds); BUDGET
 # seconds in all (590): what would begin later is left out. COMPARE: more arguments of bench/gpu_compare.py, e.g.
-# "--source diffusers.whl". GOLDENS: files (all). MODEL: of the bad conditions (the tiny one).
+# "--wheel diffusers.whl". GOLDENS: files (all). MODEL: of the bad conditions (the tiny one).
 #
 # Seconds of the parts on an H200, from earlier runs:
 #   compare     430   its own parts: gpu_compare.py
@@ -15,6 +15,12 @@
 #   conditions  100   16 cases
 #   memcheck     60   one golden of the DiT
 #   racecheck    60   one more
+#
+# A machine lent for three commands of ten minutes settles everything with, for instance,
+#   bench/gpu_run.sh BIN OUT compare & python3 bench/cpu_compare.py --cores 16-31 --threads 1 14 --budget 580 ...; wait
+#   bench/multi_gpu_run.sh                                       (200 s on two GPUs), then
+#   BUDGET=380 bench/gpu_run.sh BIN OUT goldens conditions ops repeat
+#   bench/gpu_run.sh BIN OUT memcheck racecheck, and what was left out for want of time
 bin=$1; out=$2; shift 2
 here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/.." && pwd)
 parts=${*:-compare ops goldens repeat conditions memcheck racecheck}
