@@ -87,6 +87,57 @@ for p in 1 85 170; do MALLOC_PERTURB_=$p "$h3av" decode l.safetensors -q -o "p$p
 check "what lies in fresh memory decides nothing" "$(cmp p1.mp4 p85.mp4 && cmp p1.mp4 p170.mp4 && echo same)" same
 check "decoding saved latents gives the same file" "$(cmp f.mp4 g.mp4 && echo same)" same
 
+# ---- many requests by one engine
+cat >jobs.jsonl <<'END'
+{"prompt": "a red circle", "seed": 42, "output": "b1.mp4"}
+
+{"seed": 43, "steps": "3", "shift": 12.0}
+{"sede": 3}
+not json
+{"output": "./b1.mp4"}
+{"first": "nowhere.png"}
+["a list"]
+{"model": "elsewhere"}
+{"wav": "b.wav", "seconds": 1, "sigmas": [1, 0.6, 0]}
+{"frames-format": "ppm"}
+{"seed": 7, "seed": 8}
+{"seed": 1.5}
+{"prompt": "with \"quotes\" and \u00e9", "save_latents": true, "frames_dir": "b fr"}
+END
+succeeds "the same alone" generate -p "a red circle" $small --seed 43 -o b43.mp4
+"$h3av" generate "a red circle" -s 64x32 -f 22 --steps 3 --batch jobs.jsonl -o bb.mp4 --json >out 2>err
+check "batch: the status is the first failure's" $? 2
+check "batch: a line is what it is alone" "$(cmp a.mp4 b1.mp4 && echo same)" same
+check "batch: the command line's settings hold, and its name gets the number" "$(cmp b43.mp4 bb-3.mp4 && echo same)" same
+check "batch: sound alone, of its own length" "$(stat -c %s b.wav)" $((44 + 52000 * 4))
+check "batch: frames alone" "$(ls "b fr" | wc -l)" 22
+check "batch: each failure names its line" "$(grep -o 'jobs.jsonl, line [0-9]*' err | grep -o '[0-9]*$' | tr '\n' ' ')" "4 5 6 8 9 11 12 13 7 "
+check "batch: events" "$(python3 -c '
+import json
+e = [json.loads(l) for l in open("out")]
+print(sorted(x["line"] for x in e if x["event"] == "error"), [(x["line"], x["output"]) for x in e if x["event"] == "result"],
+      {x.get("line") for x in e if x["event"] == "step"} == {1, 3, 10, 14}, *(e[-1][k] for k in ("event", "requests", "done", "failed")))')" \
+    "[4, 5, 6, 7, 8, 9, 11, 12, 13] [(1, 'b1.mp4'), (3, 'bb-3.mp4'), (10, 'b.wav'), (14, 'b fr')] True batch 13 4 9"
+printf '{"seed": 5, "output": "p1.mp4"}\n{"x": 1}\n{"seed": 6, "output": "p2.mp4"}' | "$h3av" generate x -s 64x32 -f 22 --steps 3 --batch - >out 2>err
+check "batch from a pipe: status" $? 2
+check "batch from a pipe: files" "$(ls p1.mp4 p2.mp4 | wc -l)" 2
+check "batch: the end is told" "$(tail -1 err | sed 's/ in [0-9.]* s//')" "standard input: 2 of 3 requests done, 1 failed, the first in line 2"
+printf '\n\n' >blank.jsonl
+refuses "batch without a request" 2 "holds no request" generate x --batch blank.jsonl
+refuses "batch that is not there" 5 "nowhere.jsonl" generate x --batch nowhere.jsonl
+refuses "batch that is a folder" 2 "is a folder" generate x --batch .
+refuses "one WAV for all lines" 2 "--wav is one clip's" generate x --batch jobs.jsonl --wav refused.wav
+refuses "batch over ranks" 2 "one process" generate x --batch jobs.jsonl --ranks 2
+printf '{"steps": 60}\n{"seed": 2}\n' >long.jsonl
+"$h3av" generate x -s 512x512 -f 124 --batch long.jsonl -o stop.mp4 --json >out 2>err &
+pid=$!
+until grep -q '"event":"step","line":1' out || ! kill -0 $pid 2>/dev/null; do sleep 0.1; done
+kill -INT $pid
+wait $pid
+check "Ctrl-C in a batch: status" $? 130
+check "Ctrl-C in a batch: the rest is not begun" "$(grep -c '"line":2' out)" 0
+check "Ctrl-C in a batch: nothing left" "$(ls -A | grep -c 'stop-')" 0
+
 # ---- checkpoints
 succeeds "checkpoint" generate -p "a red circle" -s 64x32 -f 22 --steps 5 -q --checkpoint-every 1 --checkpoint k --save-latents -o h.mp4
 check "checkpoint goes when the run is over" "$([ -e k ] || echo gone)" gone
@@ -297,9 +348,9 @@ check "cut off: nothing half-written" "$(ls -A | grep -c 'refused\|part-')" 0
 check "cut off: latents kept" "$([ -e l.kept ] && grep -c 'h3av decode' err)" 1
 
 # ---- Ctrl-C
-"$h3av" generate -p x -s 512x512 -f 124 --steps 60 -o stopped.mp4 >out 2>err &
+"$h3av" generate -p x -s 512x512 -f 124 --steps 200 --json -o stopped.mp4 >out 2>err & # many minutes
 pid=$!
-sleep 1
+for _ in $(seq 3000); do grep -q '"phase":"sample"' out && break; kill -0 $pid 2>/dev/null || break; sleep 0.1; done
 kill -INT $pid
 wait $pid
 check "Ctrl-C: status" $? 130

@@ -19,12 +19,12 @@ chmod 755 "$work"
 stop() { "${as[@]}" "$bin/pg_ctl" -D "$work/db" -m immediate stop >/dev/null 2>&1; rm -rf "$work"; }
 trap stop EXIT
 cd "$work" || exit 1
-"${as[@]}" "$bin/initdb" -D "$work/db" -U h3av --auth=trust -E UTF8 --no-sync >/dev/null 2>init.log || { cat init.log; exit 1; }
-"${as[@]}" "$bin/pg_ctl" -D "$work/db" -w -o "-k $work -c listen_addresses='' -c fsync=off" -l "$work/db/log" start >/dev/null \
+"${as[@]}" "$bin/initdb" -D "$work/db" -U h3av --auth=trust -E UTF8 --locale=C --no-sync >/dev/null 2>init.log || { cat init.log; exit 1; }
+"${as[@]}" "$bin/pg_ctl" -D "$work/db" -w -t 300 -o "-k $work -c listen_addresses='' -c fsync=off" -l "$work/db/log" start >/dev/null \
     || { cat "$work/db/log"; exit 1; }
 url="postgresql:///postgres?host=$work&user=h3av"
 export OMP_WAIT_POLICY=passive
 "$queue" "$work/file.sqlite" "$work/none" 0 || exit 1
-H3AV_LEASE_SECONDS=1 timeout 100 "$queue" "$url" "$work/ends" 400 || exit 1
+H3AV_LEASE_SECONDS=1 timeout 1200 "$queue" "$url" "$work/ends" 400 || exit 1
 [ "${3:-}" = brief ] && exit 0
-H3AV_LEASE_SECONDS=1 H3AV="$h3av" URL="$url" timeout 500 python3 "$here/queue.py" "$work/data"
+H3AV_LEASE_SECONDS=1 H3AV="$h3av" URL="$url" timeout 1400 python3 "$here/queue.py" "$work/data"
