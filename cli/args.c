@@ -7,6 +7,9 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "report.h"
 
 enum { EXIT_USAGE = 2 };
 
@@ -52,23 +55,31 @@ static const option_row rows[] = {
     {"--prompt", "-p", ASKS, K_TEXT, AT(rq.prompt), "TEXT", "what to show and to hear"},
     {"--prompt-file", NULL, ASKS, K_TEXT, AT(prompt_file), "FILE",
      "read the prompt from a file, - for standard input"},
-    {"--output", "-o", WRITES | CMD_DUMP | CMD_CONVERT | CMD_SYNTH, K_TEXT, AT(output), "FILE",
-     "the MP4 (for dump, convert and synth: the file) to write"},
+    {"--prompt-file", NULL, CMD_TOKENIZE, K_TEXT, AT(prompt_file), "FILE",
+     "read the text from a file, - for standard input"},
+    {"--batch", NULL, CMD_GENERATE, K_TEXT, AT(batch), "FILE",
+     "many requests, one JSON object a line (- for standard input), by one loaded model"},
+    {"--output", "-o", CMD_GENERATE | CMD_DECODE, K_TEXT, AT(output), "FILE",
+     "the MP4 to write (h3av.mp4)"},
+    {"--output", "-o", CMD_MUX, K_TEXT, AT(output), "FILE", "the MP4 to write"},
+    {"--output", "-o", CMD_DUMP | CMD_CONVERT | CMD_SYNTH, K_TEXT, AT(output), "FILE",
+     "the file to write"},
     {"--task", NULL, ASKS, K_WORD, AT(rq.task), "auto|t2va|fl2va|ref2va", "default: by the inputs"},
     {"--size", "-s", ASKS, K_SIZE, 0, "WxH", "canvas in pixels, multiples of 32"},
     {"--width", "-W", ASKS, K_COUNT, AT(rq.width), "N", "canvas width"},
     {"--height", "-H", ASKS, K_COUNT, AT(rq.height), "N", "canvas height"},
     {"--aspect", NULL, ASKS, K_TEXT, AT(rq.aspect), "W:H",
      "canvas by its shape: 16:9, 9:16, 1:1, ..."},
-    {"--frames", "-f", ASKS, K_COUNT, AT(rq.frames), "N", "rounded up to 17n+5, at least 22"},
+    {"--frames", "-f", ASKS, K_COUNT, AT(rq.frames), "N",
+     "rounded up to 17n+5, at least 22 (124; built-in model 56)"},
     {"--seconds", "-t", ASKS, K_REAL, AT(rq.seconds), "X",
      "length; becomes frames at 24 a second, rounded up the same way"},
     {"--steps", NULL, ASKS, K_COUNT, AT(rq.steps), "N",
-     "sigma points; N-1 forwards, as the reference counts"},
-    {"--seed", NULL, ASKS | CMD_SYNTH, K_U64, AT(rq.seed), "N",
-     "of torch's CPU generator (synth: of its own)"},
+     "sigma points; N-1 forwards, as the reference counts (50; built-in model 9)"},
+    {"--seed", NULL, ASKS, K_U64, AT(rq.seed), "N", "of torch's CPU generator (42)"},
+    {"--seed", NULL, CMD_SYNTH, K_U64, AT(rq.seed), "N", "another seed is another file (42)"},
     {"--noise-order", NULL, ASKS, K_WORD, AT(rq.noise_order), "diffusers|omni",
-     "how draws share the seed"},
+     "how draws share the seed (diffusers)"},
     {"--noise", NULL, CMD_GENERATE, K_TEXT, AT(rq.noise_path), "FILE",
      "safetensors with the noise to start from (video, audio)"},
     {"--shift", NULL, ASKS, K_REAL, AT(rq.shift_video), "X", "sigma shift of the picture (12)"},
@@ -138,7 +149,8 @@ static const option_row rows[] = {
      "where weights wait"},
     {"--frames-dir", NULL, RUNS, K_TEXT, AT(rq.frames_dir), "DIR",
      "also (or only) write every frame as a picture"},
-    {"--frames-format", NULL, RUNS, K_WORD, AT(rq.frames_format), "png|ppm", "of --frames-dir"},
+    {"--frames-format", NULL, RUNS, K_WORD, AT(rq.frames_format), "png|ppm",
+     "of --frames-dir (png)"},
     {"--wav", NULL, RUNS | CMD_MUX, K_TEXT, AT(rq.wav_path), "FILE",
      "also (or only) write the sound; mux: the sound to use"},
     {"--codec", NULL, WRITES, K_WORD, AT(rq.codec), "auto|libx264|libopenh264", "video encoder"},
@@ -238,7 +250,7 @@ static const struct {
     {"decode", CMD_DECODE, 1, 1, "LATENTS", "saved latents to an MP4"},
     {"mux", CMD_MUX, 1, 1, "FRAMES_DIR", "a folder of frames and a WAV to an MP4"},
     {"inspect", CMD_INSPECT, 1, 1, "PATH", "what is this file or folder, and what is missing"},
-    {"tokenize", CMD_TOKENIZE, 1, 1, "TEXT", "token ids and pieces of a text"},
+    {"tokenize", CMD_TOKENIZE, 0, 1, "[TEXT]", "token ids and pieces of a text"},
     {"dump", CMD_DUMP, 1, 1, "PATH", "tensors as float32 safetensors under canonical names"},
     {"convert", CMD_CONVERT, 1, 1, "PATH",
      "a part of a model in another form, from any published one"},
@@ -250,6 +262,8 @@ static const struct {
     {"help", CMD_HELP, 0, 1, "[COMMAND]", "this text"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+enum { LEFT = 34 }; // columns of names and values in help
 
 void args_usage(FILE *to, command cmd)
 {
@@ -275,7 +289,10 @@ void args_usage(FILE *to, command cmd)
         snprintf(left, sizeof left, "%s%s%s%s%s", rows[i].brief ? rows[i].brief : "",
                  rows[i].brief ? ", " : "", rows[i].name, rows[i].value ? " " : "",
                  rows[i].value ? rows[i].value : "");
-        fprintf(to, "  %-34s %s\n", left, rows[i].help);
+        if (strlen(left) > LEFT)
+            fprintf(to, "  %s\n  %-*s %s\n", left, LEFT, "", rows[i].help);
+        else
+            fprintf(to, "  %-*s %s\n", LEFT, left, rows[i].help);
     }
 }
 
@@ -333,6 +350,15 @@ void args_man(FILE *to)
     fputs(".SS All commands\n", to);
     for (int k = 0; k < N_ROWS; k++)
         if (rows[k].commands == ~0u) man_option(to, &rows[k]);
+    fputs(
+        ".SH MANY REQUESTS\nEach line of\n.B \\-\\-batch\n"
+        "is a JSON object whose members are options of\n.B generate\nwithout their dashes, for "
+        "example {\"prompt\": \"a fox\", \"seed\": 7, \"output\": \"fox.mp4\"}. What it leaves out "
+        "is as the command line says; without an output, the name of\n.B \\-o\n"
+        "gets the line's number. Parts of the model stay loaded. A line that fails is told with "
+        "its number and leaves the others alone; the exit status is that of the first that "
+        "failed.\n",
+        to);
     fputs(".SH EXIT STATUS\n0 done; 2 wrong usage or request; 3 input or output; 4 damaged or "
           "foreign file; 5 something\n"
           "missing; 6 not enough memory; 7 not supported here; 8 device; 10 NaN or infinity; 70 "
@@ -341,6 +367,7 @@ void args_man(FILE *to)
           "tone\" \\-o circle.mp4\n"
           "h3av generate \\-m /models/MiniMax\\-H3 \\-\\-first cat.jpg \\-p \"The cat jumps.\" "
           "\\-o cat.mp4\n"
+          "h3av generate \\-\\-batch shots.jsonl \\-o shots/clip.mp4\n"
           "h3av plan \\-\\-ref voice.wav \\-\\-ref face.jpg \\-p \"<Picture 1> speaks.\"\n.fi\n",
           to);
 }
@@ -362,10 +389,10 @@ static int usage_error(const char *fmt, const char *a, const char *b)
 {
     char a_text[MAX_SHOWN + 4], b_text[MAX_SHOWN + 4];
 
-    fprintf(stderr, "h3av: ");
-    fprintf(stderr, fmt, shown(a_text, a), shown(b_text, b));
-    fprintf(stderr, "\n");
-    return EXIT_USAGE;
+    char text[512];
+
+    snprintf(text, sizeof text, fmt, shown(a_text, a), shown(b_text, b));
+    return report_said(EXIT_USAGE, "%s", text);
 }
 
 static bool to_real(const char *s, double *out)
@@ -528,10 +555,12 @@ static int set_list(cli *c, const option_row *r, const char *value)
 static int set_size(cli *c, const option_row *r, const char *value)
 {
     const char *x = strchr(value, 'x');
+    char width[16] = "";
     long long w, h;
 
-    if (!x || !to_int(x + 1, 1, 1 << 20, &h) ||
-        !to_int(own(c, value, (size_t)(x - value)), 1, 1 << 20, &w))
+    if (x) snprintf(width, sizeof width, "%.*s", (int)(x - value), value);
+    if (!x || x - value >= (int)sizeof width || !to_int(x + 1, 1, 1 << 20, &h) ||
+        !to_int(width, 1, 1 << 20, &w))
         return usage_error("%s %s: expected WIDTHxHEIGHT, e.g. 1344x768", r->name, value);
     c->rq.width = (int)w;
     c->rq.height = (int)h;
@@ -556,8 +585,8 @@ static int set_value(cli *c, const option_row *r, const char *value)
     case K_WORD:
         if (!is_word(r->value, value)) {
             char text[MAX_SHOWN + 4];
-            fprintf(stderr, "h3av: %s %s: expected %s\n", r->name, shown(text, value), r->value);
-            return EXIT_USAGE;
+            return report_said(EXIT_USAGE, "%s %s: expected %s", r->name, shown(text, value),
+                               r->value);
         }
         *(const char **)at = value;
         return 0;
@@ -639,6 +668,49 @@ static const char *command_name(command cmd)
     return "";
 }
 
+/* What other programs for such models call it, or ask for. */
+static const struct {
+    const char *names, *hint; // names with blanks around
+} foreign[] = {
+    {" --num-frames --num_frames --video-frames --length ", "it is --frames here"},
+    {" --num-inference-steps --num_inference_steps --sampling-steps --sample_steps ",
+     "it is --steps here"},
+    {" --duration --video-length ", "it is --seconds here"},
+    {" --resolution --video-size --video_size ", "it is --size here"},
+    {" --out --outfile --output-file --save-path --save_file ", "it is --output here"},
+    {" --image --image-path --init-img --start-image --first-frame ", "it is --first here"},
+    {" --end-img --end-image --last-frame ", "it is --last here"},
+    {" --ref-image --reference --references --ref-video --ref-audio --audio ", "it is --ref here"},
+    {" --flow-shift --flow_shift --sample_shift ", "it is --shift here"},
+    {" --lora-model-dir --lora_path --lora-scale ", "it is --lora FILE:STRENGTH here"},
+    {" --diffusion-model --unet --transformer ", "it is --dit here"},
+    {" --clip --llm --t5xxl --qwen2vl ", "it is --text-encoder here"},
+    {" --batch-count --batch_size --num-videos --prompts ", "it is --batch FILE here"},
+    {" --offload-to-cpu --cpu-offload --offload_model --lowvram --medvram --blocks-to-swap ",
+     "weights stream by themselves; see --offload, --vram and --ram"},
+    {" --vae-tiling --vae_tiling --tiled-vae --vae-tile-size --tile-size ",
+     "the decoder always works in tiles, of the size it was trained on"},
+    {" --cfg --cfg-scale --guidance --guidance-scale --guidance_scale --sample_guide_scale ",
+     "the model is run without guidance, as its reference does"},
+    {" --negative-prompt --negative_prompt -n ",
+     "the model takes no negative prompt; say in the prompt what to show"},
+    {" --sampler --sampling-method --scheduler --sample_solver ",
+     "the only sampler is Euler, as in the reference; see --preset, --sigmas and --shift"},
+    {" --fps ", "videos have 24 frames a second"},
+    {" --no-audio --mute ", "every clip has sound; --frames-dir writes pictures only"},
+};
+
+static int unknown_option(const cli *c, const char *arg, size_t n)
+{
+    char name[64];
+
+    snprintf(name, sizeof name, " %.*s ", (int)(n < 60 ? n : 60), arg);
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        if (c->cmd & ASKS && strstr(foreign[i].names, name))
+            return usage_error("unknown option %s: %s", arg, foreign[i].hint);
+    return usage_error("unknown option %s; h3av %s --help lists them", arg, command_name(c->cmd));
+}
+
 /* One option at argv[*i]; advances past its value. */
 static int parse_option(cli *c, int argc, char **argv, int *i)
 {
@@ -647,9 +719,7 @@ static int parse_option(cli *c, int argc, char **argv, int *i)
     const option_row *r = find_option(arg, n, c->cmd);
     const char *value = eq ? eq + 1 : NULL;
 
-    if (!r)
-        return usage_error("unknown option %s; h3av %s --help lists them", arg,
-                           command_name(c->cmd));
+    if (!r || (c->cmd & ASKS && r->commands == CMD_MUX)) return unknown_option(c, arg, n);
     if (!(r->commands & (unsigned)c->cmd))
         return usage_error("option %s does not apply to h3av %s", r->name, command_name(c->cmd));
     if (!r->value) {
@@ -663,6 +733,106 @@ static int parse_option(cli *c, int argc, char **argv, int *i)
     if (!*value && strcmp(r->name, "--prompt") != 0) // a variable of a script that was never set
         return usage_error("option %s needs a value, not an empty one: %s", r->name, r->value);
     return set_value(c, r, value);
+}
+
+/* ---- lines of --batch ---- */
+
+/* The row of `generate` by a name without dashes. */
+static const option_row *request_row(const char *name)
+{
+    char full[48] = "--";
+    size_t n = 2;
+    const option_row *r;
+
+    for (; *name && n + 1 < sizeof full; name++)
+        full[n++] = *name == '_' ? '-' : *name;
+    if (*name) return NULL;
+    r = find_option(full, n, CMD_GENERATE);
+    return r && r->commands & CMD_GENERATE ? r : NULL;
+}
+
+args_value args_of_request(const char *name)
+{
+    const option_row *r = request_row(name);
+
+    if (!r) return ARGS_UNKNOWN;
+    /* What the engine is opened with is an option of bench as well. */
+    if (r->commands & CMD_BENCH || r->offset == AT(batch)) return ARGS_ENGINE;
+    switch (r->kind) {
+    case K_FLAG:
+    case K_NO_FLAG:
+        return ARGS_FLAG;
+    case K_TEXT:
+    case K_WORD:
+    case K_SIZE:
+    case K_KEYFRAME:
+        return ARGS_TEXT;
+    case K_REF:
+        return ARGS_FILES;
+    case K_SIGMAS:
+        return ARGS_NUMBERS;
+    default:
+        return ARGS_NUMBER;
+    }
+}
+
+void args_forget(cli *c, const char *name)
+{
+    const option_row *r = request_row(name);
+    h3_request *q = &c->rq;
+
+    if (!r) return;
+    switch (r->offset) {
+    case AT(rq.frames):
+    case AT(rq.seconds):
+        q->frames = 0;
+        q->seconds = 0;
+        return;
+    case AT(rq.width):
+    case AT(rq.height):
+        q->aspect = NULL;
+        return;
+    case AT(rq.aspect):
+        q->width = q->height = 0;
+        return;
+    case AT(rq.steps):
+    case AT(rq.schedule):
+        q->steps = q->n_sigmas = 0;
+        q->schedule = NULL;
+        q->sigmas = NULL;
+        return;
+    case AT(rq.prompt):
+    case AT(prompt_file):
+        q->prompt = c->prompt_file = NULL;
+        return;
+    default:
+        break;
+    }
+    if (r->kind == K_SIZE) q->aspect = NULL;
+    if (r->kind == K_SIGMAS) args_forget(c, "steps");
+    if (r->kind == K_REF) q->n_refs = 0;
+}
+
+int args_set(cli *c, const char *name, const char *value, bool is_set)
+{
+    const option_row *r = request_row(name);
+
+    if (r->kind == K_FLAG || r->kind == K_NO_FLAG) {
+        *(bool *)(void *)((char *)c + r->offset) = is_set == (r->kind == K_FLAG);
+        return 0;
+    }
+    if (!*value && r->offset != AT(rq.prompt))
+        return usage_error("%s needs a value, not an empty one%s", name, "");
+    return set_value(c, r, value);
+}
+
+static void connect(cli *c);
+static int check_effects(const cli *c);
+
+int args_settle(cli *c)
+{
+    connect(c);
+    return check_effects(c);
 }
 
 static void set_defaults(cli *c)
@@ -685,10 +855,64 @@ static void connect(cli *c)
     c->rq.last = c->last.path ? &c->last : NULL;
     c->engine.loras = c->engine.n_loras ? c->loras : NULL;
     if (c->output) c->rq.out_path = c->output;
+    if (c->engine.model && strcmp(c->engine.model, "builtin") == 0 && access("builtin", F_OK) != 0)
+        c->engine.model = "builtin:";
     c->serve.engine = c->engine;
     c->serve.is_quiet = c->is_quiet;
     c->serve.is_verbose = c->is_verbose;
     c->serve.checkpoint_every = c->rq.checkpoint_every;
+}
+
+static int unexpected(const cli *c, const char *arg)
+{
+    if (c->cmd & (ASKS | CMD_TOKENIZE))
+        return usage_error("unexpected argument %s: a prompt of several words needs quotes%s", arg,
+                           "");
+    return usage_error("h3av %s: unexpected argument %s", command_name(c->cmd), arg);
+}
+
+/* An option that can have no effect was meant for something else. */
+static int check_effects(const cli *c)
+{
+    const h3_engine_opts *e = &c->engine;
+    const char *idle = NULL, *lacks = NULL;
+
+    if (c->batch) return 0; // lines may bring what is missing
+    if (c->ref_fps > 0 && c->rq.n_refs == 0) idle = "--ref-fps", lacks = "--ref";
+    if (c->rq.frames_format && !c->rq.frames_dir) idle = "--frames-format", lacks = "--frames-dir";
+    if (c->cmd & (RUNS | CMD_PLAN) && e->n_loras == 0) {
+        if (e->is_strict_lora) idle = "--strict", lacks = "--lora";
+        if (e->lora_alpha > 0) idle = "--lora-alpha", lacks = "--lora";
+    }
+    return idle ? usage_error("%s has no effect without %s", idle, lacks) : 0;
+}
+
+/* What only one clip can have is named in the lines. */
+static int check_batch(const cli *c)
+{
+    const struct {
+        const char *name, *value;
+    } single[] = {
+        {"--frames-dir", c->rq.frames_dir},
+        {"--wav", c->rq.wav_path},
+        {"--latents", c->rq.latents_path},
+        {"--checkpoint", c->rq.checkpoint_path},
+        {"--resume", c->rq.resume_path},
+        {"--gpus", c->gpus},
+        {"--ranks", c->ranks > 1 ? "ranks" : NULL},
+    };
+
+    if (!c->batch) return 0;
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++)
+        if (single[i].value && i < 5)
+            return usage_error("%s is one clip's: name it in the lines of --batch%s",
+                               single[i].name, "");
+        else if (single[i].value)
+            return usage_error("%s: the requests of --batch run in one process%s", single[i].name,
+                               "");
+    if (c->prompt_file && strcmp(c->batch, "-") == 0 && strcmp(c->prompt_file, "-") == 0)
+        return usage_error("standard input cannot be both --batch and --prompt-file%s%s", "", "");
+    return 0;
 }
 
 static int check_args(const cli *c)
@@ -697,13 +921,14 @@ static int check_args(const cli *c)
         if (commands[i].cmd != c->cmd) continue;
         if (c->n_args < commands[i].min_args)
             return usage_error("h3av %s needs %s", commands[i].name, commands[i].args);
-        if (c->n_args > commands[i].max_args)
-            return usage_error("h3av %s: unexpected argument %s", commands[i].name,
-                               c->arg[commands[i].max_args]);
+        if (c->n_args > commands[i].max_args) return unexpected(c, c->arg[commands[i].max_args]);
     }
     if (c->cmd == CMD_HELP && c->n_args && args_command(c->arg[0]) == CMD_NONE)
         return usage_error("unknown command %s; h3av help lists them%s", c->arg[0], "");
-    return 0;
+    if (c->cmd == CMD_TOKENIZE && c->n_args == (c->prompt_file != NULL))
+        return usage_error("h3av tokenize needs one of TEXT and --prompt-file%s%s", "", "");
+    const int st = check_batch(c);
+    return st ? st : check_effects(c);
 }
 
 int args_parse(cli *c, int argc, char **argv)
@@ -732,7 +957,7 @@ int args_parse(cli *c, int argc, char **argv)
         else if (c->n_args < 2)
             c->arg[c->n_args++] = argv[i];
         else
-            st = usage_error("unexpected argument %s%s", argv[i], "");
+            st = unexpected(c, argv[i]);
     }
     if (st) return st;
     connect(c);

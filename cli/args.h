@@ -41,7 +41,7 @@ typedef struct cli {
     int64_t rows[MAX_ROWS];
     float sigmas[MAX_SIGMAS];
     double ref_fps, mux_fps;
-    const char *prompt_file, *form, *tensor, *output, *gpus;
+    const char *prompt_file, *form, *tensor, *output, *gpus, *batch;
     const char *layout; ///< convert: "own", "original" or "diffusers"
     const char *mmproj; ///< dump, convert: vision file of an encoder
     int text_layers, head_dim;
@@ -58,6 +58,30 @@ typedef struct cli {
  *  when parsing went well. */
 int args_parse(cli *c, int argc, char **argv);
 void args_free(cli *c);
+
+/** What a line of --batch may give for an option of `generate`. */
+typedef enum args_value {
+    ARGS_UNKNOWN = 0,
+    ARGS_ENGINE, ///< nothing: it is the same for all requests
+    ARGS_FLAG,   ///< true or false
+    ARGS_TEXT,   ///< a text
+    ARGS_NUMBER, ///< a number, or its text
+    ARGS_NUMBERS,
+    ARGS_FILES ///< a text or several
+} args_value;
+
+/** Of the option called `name`, without dashes in front; '_' stands for '-' too. */
+args_value args_of_request(const char *name);
+
+/** Before the members of a line are set: what they replace of the command line's. */
+void args_forget(cli *c, const char *name);
+
+/** Sets one of them; `value` must live as long as *c, and is NULL for a flag. Returns 0 or the exit
+ *  status after report_said. */
+int args_set(cli *c, const char *name, const char *value, bool is_set);
+
+/** After the last of them. */
+int args_settle(cli *c);
 
 /** The command called `name`, or CMD_NONE. */
 command args_command(const char *name);

@@ -13,51 +13,12 @@
 #include <unistd.h>
 
 #include "args.h"
+#include "batch.h"
 #include "progress.h"
+#include "prompt.h"
 #include "ranks.h"
-
-static h3_engine *volatile running; // what Ctrl-C stops
-
-static void on_signal(int sig)
-{
-    static volatile sig_atomic_t count;
-    h3_engine *e = running;
-
-    if (e) h3_cancel(e);
-    if (!e || ++count > 2) { // nothing to stop gently, or the user insists
-        h3_drop_partial_files();
-        signal(sig, SIG_DFL);
-        raise(sig);
-    }
-}
-
-/* Model files are read through memory maps: one that gets shorter meanwhile, or a disk that fails,
- * shows as this signal. There is nothing to go back to. */
-static void on_lost_page(int sig)
-{
-    static const char text[] =
-        "\nh3av: a file became shorter, or its disk failed, while it was read\n";
-
-    (void)sig;
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(3);
-    h3_drop_partial_files();
-    _exit(3);
-}
-
-static void catch_signals(void)
-{
-    struct sigaction sa;
-
-    memset(&sa, 0, sizeof sa);
-    sa.sa_handler = on_signal;
-    sigaction(SIGINT, &sa, NULL);
-    sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGHUP, &sa, NULL);
-    sa.sa_handler = on_lost_page;
-    sigaction(SIGBUS, &sa, NULL);
-    signal(SIGPIPE, SIG_IGN); // a write that fails says more than a dead process
-    signal(SIGXFSZ, SIG_IGN);
-}
+#include "report.h"
+#include "stop.h"
 
 /* Descriptors 0, 1 and 2 that the caller closed would be given to the next files opened, and
  * messages would land in a video. Reading-only, so that a lost standard output is still an error.
@@ -81,115 +42,13 @@ static int close_output(int status)
     return 3;
 }
 
-/* Documented in h3av help and the man page. */
-static int exit_status(h3_status st)
-{
-    switch (st) {
-    case H3_OK:
-        return 0;
-    case H3_E_ARG:
-        return 2;
-    case H3_E_IO:
-        return 3;
-    case H3_E_FORMAT:
-    case H3_E_SHAPE:
-        return 4;
-    case H3_E_MISSING:
-        return 5;
-    case H3_E_NOMEM:
-        return 6;
-    case H3_E_UNSUPPORTED:
-        return 7;
-    case H3_E_DEVICE:
-        return 8;
-    case H3_E_NUMERIC:
-        return 10;
-    case H3_E_CANCELLED:
-        return 130;
-    case H3_E_INTERNAL:
-        return 70;
-    }
-    return 70;
-}
-
-static int failed(const cli *c, h3_status st)
-{
-    if (c->is_json) {
-        printf("{\"event\":\"error\",\"code\":\"%s\",\"text\":", h3_status_name(st));
-        json_text(h3_error());
-        printf("}\n");
-    }
-    fprintf(stderr, "h3av: %s\n", h3_error());
-    return exit_status(st);
-}
-
 /* Prints a text of the library and frees it. */
 static int print_text(const cli *c, h3_status st, char *text)
 {
-    if (st != H3_OK) return failed(c, st);
+    if (st != H3_OK) return report_failed(c, st);
     fputs(text, stdout);
     if (*text && text[strlen(text) - 1] != '\n') putchar('\n');
     h3_string_free(text);
-    return 0;
-}
-
-enum { MAX_PROMPT = 1 << 20 };
-
-/* Reads a prompt from `f`: text without a byte order mark and without the last line's end. */
-static int read_prompt(char **out, FILE *f, const char *path)
-{
-    char *text = *out = malloc(MAX_PROMPT + 1);
-    size_t n = text ? fread(text, 1, MAX_PROMPT, f) : 0;
-
-    if (!text || ferror(f)) {
-        fprintf(stderr, "h3av: %s: %s\n", path, strerror(errno));
-        return 3;
-    }
-    if (n == MAX_PROMPT) {
-        fprintf(stderr, "h3av: %s: a prompt of more than %d bytes\n", path, MAX_PROMPT - 1);
-        return 2;
-    }
-    if (memchr(text, '\0', n)) {
-        fprintf(stderr, "h3av: %s: holds a zero byte, so it is no text in UTF-8\n", path);
-        return 2;
-    }
-    if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) memmove(text, text + 3, n -= 3);
-    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r'))
-        n--;
-    text[n] = '\0';
-    return 0;
-}
-
-static int open_prompt(char **out, const char *path)
-{
-    const bool is_stdin = strcmp(path, "-") == 0;
-    FILE *f = is_stdin ? stdin : fopen(path, "rb");
-    int status;
-
-    if (!f) {
-        status = errno == ENOENT ? 5 : 3;
-        fprintf(stderr, "h3av: %s: %s\n", path, strerror(errno));
-        return status;
-    }
-    status = read_prompt(out, f, path);
-    if (!is_stdin) fclose(f);
-    return status;
-}
-
-/* The prompt may be an argument, an option or a file; *owned is freed by the caller, whatever comes
- * back. */
-static int take_prompt(cli *c, char **owned)
-{
-    if ((c->n_args > 0) + (c->rq.prompt != NULL) + (c->prompt_file != NULL) > 1) {
-        fprintf(stderr, "h3av: the prompt is given twice\n");
-        return 2;
-    }
-    if (c->n_args > 0) c->rq.prompt = c->arg[0];
-    if (c->prompt_file) {
-        const int status = open_prompt(owned, c->prompt_file);
-        if (status) return status;
-        c->rq.prompt = *owned;
-    }
     return 0;
 }
 
@@ -200,7 +59,7 @@ static int run_generate(cli *c)
     h3_engine *e = NULL;
     h3_status st;
     char *prompt = NULL;
-    int status = take_prompt(c, &prompt); // before there are several to read standard input
+    int status = prompt_take(c, &prompt); // before there are several to read standard input
 
     if (status == 0) status = ranks_open(c);
     if (status) {
@@ -214,13 +73,13 @@ static int run_generate(cli *c)
     if (!c->rq.out_path && !c->rq.frames_dir && !c->rq.wav_path) c->rq.out_path = "h3av.mp4";
     st = h3_engine_open(&e, &c->engine);
     if (st == H3_OK) {
-        running = e;
+        stop_cancels(e);
         st = c->cmd == CMD_DECODE ? h3_decode(e, c->arg[0], &c->rq, &rs)
                                   : h3_generate(e, &c->rq, &rs);
-        running = NULL;
+        stop_cancels(NULL);
     }
     progress_clear(&p);
-    status = st == H3_OK ? 0 : failed(c, st);
+    status = st == H3_OK ? 0 : report_failed(c, st);
     if (st == H3_OK)
         progress_result(&p, &rs,
                         c->rq.out_path     ? c->rq.out_path
@@ -249,7 +108,7 @@ static int run_plan(cli *c)
     h3_engine *e = NULL;
     char *json = NULL, *prompt = NULL;
     h3_status st = H3_OK;
-    int status = take_prompt(c, &prompt);
+    int status = prompt_take(c, &prompt);
 
     if (status) {
         free(prompt);
@@ -283,9 +142,9 @@ static int run_bench(cli *c)
     c->engine.has_timing = true;
     st = h3_engine_open(&e, &c->engine);
     if (st == H3_OK) {
-        running = e;
+        stop_cancels(e);
         st = h3_bench(e, &c->bench, &json);
-        running = NULL;
+        stop_cancels(NULL);
     }
     status = print_text(c, st, json);
     h3_engine_close(&e);
@@ -317,7 +176,7 @@ static int run_dump(cli *c)
     }
     const h3_file_opts opts = file_opts(c);
     st = h3_dump(c->arg[0], c->dump_all ? NULL : c->tensor, &opts, c->output);
-    return st == H3_OK ? 0 : failed(c, st);
+    return st == H3_OK ? 0 : report_failed(c, st);
 }
 
 static int run_convert(cli *c)
@@ -330,7 +189,7 @@ static int run_convert(cli *c)
     }
     const h3_file_opts opts = file_opts(c);
     st = h3_convert_file(c->arg[0], &opts, c->output);
-    return st == H3_OK ? 0 : failed(c, st);
+    return st == H3_OK ? 0 : report_failed(c, st);
 }
 
 static int run_synth(cli *c)
@@ -342,14 +201,14 @@ static int run_synth(cli *c)
         st = h3_synth_list(c->bench.layers, &text);
         if (st == H3_OK) fputs(text, stdout);
         h3_string_free(text);
-        return st == H3_OK ? 0 : failed(c, st);
+        return st == H3_OK ? 0 : report_failed(c, st);
     }
     if (!c->output) {
         fprintf(stderr, "h3av: synth needs --output FILE\n");
         return 2;
     }
     st = h3_synth(c->arg[0], c->bench.layers, c->rq.seed, c->output);
-    return st == H3_OK ? 0 : failed(c, st);
+    return st == H3_OK ? 0 : report_failed(c, st);
 }
 
 static int run_mux(cli *c)
@@ -361,7 +220,7 @@ static int run_mux(cli *c)
         return 2;
     }
     st = h3_mux_files(c->arg[0], c->rq.wav_path, c->mux_fps, &c->rq);
-    return st == H3_OK ? 0 : failed(c, st);
+    return st == H3_OK ? 0 : report_failed(c, st);
 }
 
 static int run_inspect(cli *c)
@@ -373,9 +232,15 @@ static int run_inspect(cli *c)
 
 static int run_tokenize(cli *c)
 {
-    char *text = NULL;
-    const h3_status st = h3_tokenize(c->engine.tokenizer, c->arg[0], &text);
-    return print_text(c, st, text);
+    char *text = NULL, *owned = NULL;
+    int status = prompt_take(c, &owned);
+
+    if (status == 0) {
+        const h3_status st = h3_tokenize(c->engine.tokenizer, c->rq.prompt, &text);
+        status = print_text(c, st, text);
+    }
+    free(owned);
+    return status;
 }
 
 static int run(cli *c)
@@ -386,6 +251,7 @@ static int run(cli *c)
     }
     switch (c->cmd) {
     case CMD_GENERATE:
+        return c->batch ? batch_run(c) : run_generate(c);
     case CMD_DECODE:
         return run_generate(c);
     case CMD_PLAN:
@@ -482,7 +348,7 @@ int main(int argc, char **argv)
     status = args_parse(&c, argc, argv);
 
     if (status == 0 && !ranks_is_idle(&c)) {
-        catch_signals();
+        stop_on_signals();
         status = close_output(with_stack(run_command, &c));
     }
     args_free(&c);

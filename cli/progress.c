@@ -57,12 +57,13 @@ static void clock_text(char *out, size_t cap, double s)
         snprintf(out, cap, "%dh%02dm", (int)s / 3600, (int)s / 60 % 60);
 }
 
-static void json_event(const h3_event *ev)
+static void json_event(const progress *p, const h3_event *ev)
 {
     static const char *const names[] = {"plan",    "phase", "phase_end", "step",
                                         "warning", "info",  "done"};
 
     printf("{\"event\":\"%s\"", names[ev->kind]);
+    if (p->line) printf(",\"line\":%ld", p->line);
     if (ev->phase) {
         printf(",\"phase\":");
         json_text(ev->phase);
@@ -113,7 +114,7 @@ void progress_event(void *user, const h3_event *ev)
     progress *p = user;
 
     if (p->is_json) {
-        json_event(ev);
+        json_event(p, ev);
         return;
     }
     if (p->is_quiet) return;

@@ -7,6 +7,7 @@
 
 typedef struct progress {
     bool is_json, is_verbose, is_quiet, is_terminal;
+    long line;      ///< of --batch, told in events; 0: none
     int line_width; ///< characters of the line that is on the screen, 0: none
     double last_draw;
 } progress;
