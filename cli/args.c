@@ -132,6 +132,8 @@ static const option_row rows[] = {
     {"--device", "-d", LOADS, K_TEXT, AT(engine.device), "cpu|cuda[:N]", "where the networks run"},
     {"--ranks", NULL, RUNS | CMD_BENCH, K_INT, AT(ranks), "N",
      "processes that share the work on this host; under mpirun they are its own"},
+    {"--ranks", NULL, CMD_PLAN, K_INT, AT(ranks), "N",
+     "the memory of each of N processes that share the work on this host"},
     {"--gpus", NULL, RUNS | CMD_BENCH, K_TEXT, AT(gpus), "A,B,...",
      "one process for each of these GPUs"},
     {"--dtype", NULL, LOADS, K_WORD, AT(engine.dtype), "auto|f32|bf16",

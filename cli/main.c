@@ -102,6 +102,20 @@ static bool is_model_given(const h3_engine_opts *o)
            o->n_loras;
 }
 
+/* The ranks that --ranks or a launcher speaks of; for their memory, which only a model has. */
+static int plan_ranks(cli *c)
+{
+    int n = c->ranks;
+
+    if (n == 0 && is_model_given(&c->engine)) (void)h3_launched_rank(&n);
+    if (n <= 1) return 0;
+    if (!is_model_given(&c->engine))
+        return report_said(
+            2, "--ranks %d: tells the memory of each, and that takes a model: -m DIR", n);
+    const h3_status st = h3_ranks_plan(&c->engine.ranks, n);
+    return st == H3_OK ? 0 : report_failed(c, st);
+}
+
 static int run_plan(cli *c)
 {
     progress p;
@@ -110,6 +124,7 @@ static int run_plan(cli *c)
     h3_status st = H3_OK;
     int status = prompt_take(c, &prompt);
 
+    if (status == 0) status = plan_ranks(c);
     if (status) {
         free(prompt);
         return status;
@@ -127,6 +142,7 @@ static int run_plan(cli *c)
     if (st == H3_OK) st = h3_plan_json(e, &c->rq, &json);
     status = print_text(c, st, json);
     h3_engine_close(&e);
+    (void)h3_ranks_close(&c->engine.ranks, false);
     free(prompt);
     return status;
 }

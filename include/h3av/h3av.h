@@ -57,6 +57,9 @@ typedef struct h3_ranks h3_ranks;
  * without a launcher: one rank. H3_E_UNSUPPORTED when a launcher was used and the build has no MPI.
  */
 H3_API h3_status h3_ranks_open(h3_ranks **out, int n);
+/** Ranks that an engine can plan with and nothing else (h3_plan_json): `n` (up to 256) on this
+ * host, of which none is started. */
+H3_API h3_status h3_ranks_plan(h3_ranks **out, int n);
 H3_API int h3_ranks_rank(const h3_ranks *r);  ///< 0 for NULL
 H3_API int h3_ranks_size(const h3_ranks *r);  ///< 1 for NULL
 H3_API int h3_ranks_local(const h3_ranks *r); ///< rank among those of this host, for picking a GPU
@@ -239,7 +242,8 @@ H3_API h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs);
 H3_API h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_result *rs);
 
 /** What h3_generate would do, as JSON: task, canvas, frames, seconds, rows, sigmas, tiles, memory
- * by phase. `e` may be NULL: then no model is needed and memory is left out. */
+ * by phase (of rank 0, which takes most, where there are several). `e` may be NULL: then no model
+ * is needed and memory is left out. */
 H3_API h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json);
 
 /* -------------------------------------------------------------------------------------- tools */
@@ -275,9 +279,9 @@ H3_API h3_status h3_dump(const char *path, const char *name, const h3_file_opts 
 /** Writes a part of a model in another form, one tensor at a time. `opts` may be NULL. */
 H3_API h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char *out_path);
 
-/** Random weights in a published form ("dit_original_bf16"): its names, types and shapes, `layers` of
- *  its blocks (0: all), to try loaders and speed without the released files. The disk is looked at
- *  first; the file appears when it is complete. */
+/** Random weights in a published form ("dit_original_bf16"): its names, types and shapes, `layers`
+ * of its blocks (0: all), to try loaders and speed without the released files. The disk is looked
+ * at first; the file appears when it is complete. */
 H3_API h3_status h3_synth(const char *form, int layers, uint64_t seed, const char *out_path);
 /** The forms that h3_synth knows and their sizes, one a line. Free with h3_string_free. */
 H3_API h3_status h3_synth_list(int layers, char **text);
@@ -309,8 +313,8 @@ typedef struct h3_bench_opts {
 H3_API h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json);
 
 /** Operation counters of the engine's device since it was opened, as JSON: calls, reference calls
- *  (a fast device should have none), FLOPs, seconds. "loading" tells what came of the files, and the
- *  most memory that the process had; a GPU adds "ways": how often each of its ways was taken. */
+ *  (a fast device should have none), FLOPs, seconds. "loading" tells what came of the files, and
+ * the most memory that the process had; a GPU adds "ways": how often each of its ways was taken. */
 H3_API h3_status h3_counters_json(h3_engine *e, char **json);
 
 #ifdef __cplusplus

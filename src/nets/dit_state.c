@@ -369,6 +369,13 @@ static h3_status prepare(h3_dev *d, const h3_dit *m, h3_dit_state *s, const h3_d
     return H3_OK;
 }
 
+/* What the blocks' matrices will see. */
+static void tell_store(const h3_dit *m, const h3_dit_request *r)
+{
+    for (int i = 0; m->store && i < (int)m->dims.n_layers; i++)
+        h3_store_meets(m->store, 1 + i, (h3_dtype)r->act, r->n_rows, false);
+}
+
 h3_status h3_dit_prepare(h3_dit_state **out, const h3_dit *m, const h3_dit_request *r)
 {
     h3_dit_state *s;
@@ -382,6 +389,7 @@ h3_status h3_dit_prepare(h3_dit_state **out, const h3_dit *m, const h3_dit_reque
     s->dev = m->dev;
     s->store = m->store;
     take_counts(s, r);
+    tell_store(m, r);
     if ((st = prepare(m->dev, m, s, r)) != H3_OK) {
         h3_dit_release(&s);
         return st;
@@ -466,12 +474,14 @@ h3_status h3_dit_scratch_bytes(const h3_dit *m, const h3_dit_request *r, size_t 
     H3_TRY(h3_dev_open(&plan, "plan", NULL));
     plan->comm = m->dev ? m->dev->comm : NULL; // rows are shared out, nothing is sent
     take_counts(&s, r);
+    if (m->dev && m->dev->is_plan) tell_store(m, r);
     s.dev = plan;
     share_sequence(&s);
     share_at_most(&s);
     st = pretend(m, &s, kept);
     if (st == H3_OK) st = dry_run(plan, m, &s, r);
     *scratch = plan->scratch.peak;
+    if (m->dev && m->dev->is_plan) m->dev->window = plan->window; // of `kept`, shared by ranks
     if (st == H3_OK && !h3_add_size(*kept, plan->window, kept))
         st = h3_fail(H3_E_ARG, "a request of %lld rows is too large", (long long)r->n_rows);
     h3_dev_close(&plan);

@@ -655,6 +655,7 @@ h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
     json_t *root;
 
     *json = NULL;
+    H3_TRY(h3_engine_can_run(e));
     if (o.form && (strcmp(o.form, "q8_0") != 0 || h3_comm_size(e->comm) > 1))
         return h3_fail(H3_E_ARG, "form %s: a benchmark on one rank knows q8_0", o.form);
     if (!is_part(o.what))

@@ -65,6 +65,8 @@ typedef struct h3_defaults {
 } h3_defaults;
 h3_defaults h3_engine_defaults(const h3_engine *e); ///< e may be NULL: the released ones
 
+/** H3_E_ARG without an engine, and with one that can only plan. */
+h3_status h3_engine_can_run(const h3_engine *e);
 /** Opens the headers of all parts; what there is to tell goes to e->part_notes. */
 h3_status h3_engine_check_parts(h3_engine *e);
 /** A tokenizer's folder or file, or a GGUF with a vocabulary in its metadata. */

@@ -83,6 +83,22 @@ static void add_weights(h3_fit_phase *p, const h3_checkpoint *ck, const char *na
     add(p, H3_FIT_MAPPED, name, matrices(ck, pattern));
 }
 
+/* Of a row added as `name`: what a device's own forms of matrices take less than their files, with
+ * the group that lies there as stored meanwhile (h3_store_meets). */
+static void add_forms(const planner *k, h3_fit_phase *p, const char *name, size_t saved,
+                      size_t on_the_way)
+{
+    if (k->is_host || !saved) return;
+    for (int i = 0; i < p->n_rows; i++) {
+        h3_fit_row *r = &p->row[i];
+        if (r->kind != H3_FIT_MAPPED || strcmp(r->name, name) != 0 || r->bytes < saved) continue;
+        r->bytes -= saved;
+        p->sum[H3_FIT_MAPPED] -= saved;
+        place(k, p, "weights as stored, on their way", on_the_way);
+        return;
+    }
+}
+
 /* A part on the counting device, bound. */
 static h3_status open_part(planner *k, h3_part **p, h3_part_kind kind, h3_part_how how)
 {
@@ -127,6 +143,8 @@ static h3_status count_encoder(planner *k, h3_fit_phase *p, h3_part *part)
         add_weights(p, ck, "vision tower", "model.visual.*");
         add_weights(p, ck, "decoder layers", "model.language_model.layers.*");
         add_weights(p, ck, "token table", "model.language_model.embed_tokens.*");
+        const size_t saved = h3_encoder_saved(enc, &bytes);
+        add_forms(k, p, "decoder layers", saved, bytes);
         p->ring = 2 * matrices(ck, "model.language_model.layers.0.*");
     }
     return st;
@@ -314,7 +332,8 @@ static h3_status count_dit(const planner *k, h3_fit_phase *p, const h3_dit *m)
 
     H3_TRY(h3_sampler_bytes(m, &in, &scratch, &kept));
     place(k, p, "activations", scratch);
-    place(k, p, "modulation, rotation, rows", kept);
+    place(k, p, "modulation, rotation, rows", kept - k->plan->window);
+    place(k, p, "window of a rank", k->plan->window);
     add(p, H3_FIT_HOST, "timesteps of rows",
         (size_t)j->plan->n_forwards * (size_t)l->n_rows * sizeof(int32_t));
     return H3_OK;
@@ -373,6 +392,9 @@ static h3_status plan_sample(planner *k)
         }
         add_part(k, p, part->ck, l->n_rows);
         add_dit_weights(p, j->e, part->ck);
+        size_t on_the_way = 0;
+        const size_t saved = h3_store_saved(part->net.dit->store, &on_the_way);
+        if (!p->is_spread) add_forms(k, p, "blocks", saved, on_the_way);
     }
     h3_part_leave(&part, j->e, st);
     return st;
@@ -484,6 +506,8 @@ static h3_status plan_decode(planner *k)
         add_writer(p, j, false);
         add_part(k, p, part->ck, 2048);
         add_weights(p, part->ck, "video decoder", "*");
+        const size_t saved = h3_video_vae_decoder_saved(part->net.video, &bytes);
+        add_forms(k, p, "video decoder", saved, bytes);
         p->ring = 2 * matrices(part->ck, "decoder.transformer_blocks.0.*");
         if (!k->is_host)
             add(p, H3_FIT_HOST, "frames of a clip",
@@ -578,6 +602,7 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
     k.plan = e->plan;
     k.plan->comm = e->dev->comm; // this rank's share is planned
     k.plan->n_units = e->dev->n_units;
+    k.plan->plans_for = e->dev;
     st = plan_all(&k);
 #ifdef __GLIBC__
     malloc_trim(0); // what planning took and gave back is free, not held
@@ -586,8 +611,8 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
                                 : rq->frames_dir ? rq->frames_dir
                                                  : rq->wav_path,
                                 e->ram_limit);
-    if (h3_comm_size(e->comm) > 1)
-        out->room.ram_free /= (size_t)e->comm->n_local; // all take as much
+    out->ranks = h3_comm_size(e->comm);
+    if (out->ranks > 1) out->room.ram_free /= (size_t)e->comm->n_local; // all take as much
     if (st == H3_OK && e->dev->memory) {
         out->room.has_device = true;
         st = e->dev->memory(e->dev, &out->room.vram_free, &out->room.vram_total);

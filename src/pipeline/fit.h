@@ -82,6 +82,7 @@ typedef struct h3_fit_quant {
 
 typedef struct h3_fit_table {
     h3_fit_quant quant;
+    int ranks; ///< that share the request; what follows is rank 0's
     h3_fit_phase phase[H3_FIT_PHASES];
     h3_fit_room room;
 } h3_fit_table;

@@ -182,6 +182,7 @@ json_t *h3_fit_json(const h3_fit_table *f)
         if (f->phase[i].is_used) json_array_append_new(phases, phase_json(f, i));
     o = json_pack("{s:o, s:o, s:b}", "phases", phases, "free", room_json(&f->room), "fits",
                   st == H3_OK);
+    if (f->ranks > 1) json_object_set_new(o, "ranks", json_integer(f->ranks));
     if (st != H3_OK) json_object_set_new(o, "why", json_string(h3_error()));
     if (f->quant.stored)
         json_object_set_new(o, "quantized",
@@ -238,8 +239,11 @@ char *h3_fit_text(const h3_fit_table *f)
 {
     char line[256], a[24], b[24], *text;
 
-    snprintf(line, sizeof line, "memory: %s free (%s), %s held\n", size_text(a, f->room.ram_free),
-             f->room.ram_by, size_text(b, f->room.held));
+    char ranks[48] = "";
+
+    if (f->ranks > 1) snprintf(ranks, sizeof ranks, " of each of %d ranks", f->ranks);
+    snprintf(line, sizeof line, "memory%s: %s free (%s), %s held\n", ranks,
+             size_text(a, f->room.ram_free), f->room.ram_by, size_text(b, f->room.held));
     text = append(NULL, line);
     for (int i = 0; i < H3_FIT_PHASES; i++)
         if (f->phase[i].is_used) text = append_phase(text, f, i);

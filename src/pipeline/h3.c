@@ -269,6 +269,14 @@ static json_t *result_json(const h3_result *rs)
                      rs->codec, "latents", hash, "phases", phases);
 }
 
+h3_status h3_engine_can_run(const h3_engine *e)
+{
+    if (!e) return h3_fail(H3_E_ARG, "no engine given");
+    if (e->comm && e->comm->is_stand_in)
+        return h3_fail(H3_E_ARG, "%d ranks were planned for, and none of them runs", e->comm->size);
+    return H3_OK;
+}
+
 /* Both entry points: run, time, tell the end. Ranks but the first are silent and write nothing. */
 static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_result *rs,
                          h3_status (*work)(h3_job *))
@@ -309,9 +317,11 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_
 
 h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs)
 {
-    h3_job *j = calloc(1, sizeof *j);
-    h3_status st;
+    h3_job *j;
+    h3_status st = h3_engine_can_run(e);
 
+    if (st != H3_OK) return st;
+    j = calloc(1, sizeof *j);
     if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
     st = run_job(e, j, rq, rs, h3_job_run);
     free(j);
@@ -334,9 +344,12 @@ static h3_status decode_work(h3_job *j)
 
 h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_result *rs)
 {
-    h3_job *j = calloc(1, sizeof *j);
-    h3_status st;
+    h3_job *j;
+    h3_status st = h3_engine_can_run(e);
 
+    if (st != H3_OK) return st;
+    if (!latents) return h3_fail(H3_E_ARG, "no latents given");
+    j = calloc(1, sizeof *j);
     if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
     j->latents_path = h3_strdupf("%s", latents);
     st = run_job(e, j, rq, rs, decode_work);
@@ -436,7 +449,11 @@ static void add_loading(json_t *o, const h3_dev *d)
 
 h3_status h3_counters_json(h3_engine *e, char **json)
 {
-    json_t *o = json_object();
+    json_t *o;
+
+    *json = NULL;
+    if (!e) return h3_fail(H3_E_ARG, "no engine given");
+    o = json_object();
 
     for (int i = 0; i < H3_OP_COUNT; i++) {
         const h3_op_stat *s = &e->dev->stat[i];

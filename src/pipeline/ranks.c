@@ -26,6 +26,21 @@ h3_status h3_ranks_open(h3_ranks **out, int n)
     return H3_OK;
 }
 
+h3_status h3_ranks_plan(h3_ranks **out, int n)
+{
+    h3_ranks *r = calloc(1, sizeof *r);
+    h3_status st;
+
+    *out = NULL;
+    if (!r) return h3_fail(H3_E_NOMEM, "no memory for ranks");
+    st = h3_comm_stand_in(&r->comm, n);
+    if (st == H3_OK)
+        *out = r;
+    else
+        free(r);
+    return st;
+}
+
 h3_status h3_ranks_close(h3_ranks **rp, bool has_failed)
 {
     h3_ranks *r = rp ? *rp : NULL;

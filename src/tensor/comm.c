@@ -6,6 +6,7 @@
 #include "comm.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -109,9 +110,38 @@ static h3_status compare_units(h3_comm *c, const h3_dev *d)
     return H3_OK;
 }
 
+h3_status h3_comm_stand_in(h3_comm **out, int n)
+{
+    *out = NULL;
+    if (n < 1 || n > H3_COMM_MAX)
+        return h3_fail(H3_E_ARG, "%d ranks: expected 1..%d", n, H3_COMM_MAX);
+    if (n == 1) return H3_OK;
+    H3_TRY(h3_comm_create(out, 0, n));
+    (*out)->is_stand_in = true;
+    snprintf((*out)->name, sizeof(*out)->name, "planned");
+    return H3_OK;
+}
+
+/* Windows where ranks of one host would have them. */
+static void attach_stand_in(h3_comm *c, const h3_dev *d)
+{
+    const char *wish = getenv("H3_PEER");
+    bool has_windows = c->size <= H3_COMM_LOCAL && (!wish || strcmp(wish, "off") != 0);
+
+#ifndef H3_HAVE_PEER
+    has_windows = has_windows && d->mem == H3_HOST;
+#endif
+    c->has_window = has_windows;
+    c->n_units = d->mem == H3_HOST ? 0 : d->n_units;
+}
+
 h3_status h3_comm_attach(h3_comm *c, h3_dev *d)
 {
     d->comm = c;
+    if (c && c->is_stand_in) {
+        attach_stand_in(c, d);
+        return H3_OK;
+    }
 #ifdef H3_HAVE_NCCL
     if (c && c->size > 1 && d->mem == H3_DEVICE) H3_TRY(h3_nccl_attach(c, d));
 #endif
@@ -132,8 +162,10 @@ void h3_comm_detach(h3_comm *c, h3_dev *d)
 
 /* ------------------------------------------------------------------------------------- failures */
 
-static h3_status parted(void)
+static h3_status parted(const h3_comm *c)
 {
+    if (c->is_stand_in)
+        return h3_fail(H3_E_ARG, "%d ranks were planned for, and none of them runs", c->size);
     return h3_fail(H3_E_INTERNAL, "the ranks parted after a failure; start the program again");
 }
 
@@ -223,8 +255,8 @@ h3_status h3_comm_agree(h3_comm *c, h3_status mine)
     h3_status st = mine;
     int first = -1;
 
-    if (!c || c->size == 1) return mine;
-    if (c->is_over) return mine != H3_OK ? mine : parted();
+    if (!c || c->size == 1 || c->is_stand_in) return mine;
+    if (c->is_over) return mine != H3_OK ? mine : parted(c);
     tell_all(c, mine);
     for (int ms = 0; n_missing(c); ms = ms < 10 ? ms + 1 : 10) {
         for (int r = 0; r < c->size; r++)
@@ -308,7 +340,7 @@ h3_status h3_comm_exchange(h3_comm *c, h3_dev *d, const h3_message *send, int n_
                            const h3_message *recv, int n_recv)
 {
     if (!c || c->size == 1 || (d && d->is_plan)) return H3_OK;
-    if (c->is_broken || c->is_over) return parted();
+    if (c->is_broken || c->is_over || c->is_stand_in) return parted(c);
     c->n_exchanges++;
     c->sent_bytes += total(send, n_send);
     if (!d || d->mem == H3_HOST) return on_host(c, send, n_send, recv, n_recv);
@@ -331,7 +363,7 @@ h3_status h3_comm_begin(h3_comm *c, h3_dev *d, const h3_message *send, int n_sen
     *t = (h3_travel){0};
     if (!h3_comm_can_travel(c, d) || d->is_plan)
         return h3_comm_exchange(c, d, send, n_send, recv, n_recv);
-    if (c->is_broken || c->is_over) return parted();
+    if (c->is_broken || c->is_over || c->is_stand_in) return parted(c);
     c->n_exchanges++;
     c->sent_bytes += total(send, n_send);
     st = is_on_device ? c->link.begin_on(c, d, send, n_send, recv, n_recv, t) : h3_comm_heard(c);
@@ -346,7 +378,7 @@ h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t)
     h3_status st;
 
     if (!t->slot) return H3_OK;
-    if (c->is_broken || c->is_over) return parted();
+    if (c->is_broken || c->is_over || c->is_stand_in) return parted(c);
     if (t->is_put) {
         st = c->link.finish_put(c, d, t);
     } else if (d && d->mem == H3_DEVICE) {
@@ -371,7 +403,7 @@ h3_status h3_comm_window(h3_comm *c, h3_dev *d, size_t bytes, void **base)
 
     if (base) *base = NULL;
     if (!h3_comm_has_window(c, d) || d->is_plan) return H3_OK;
-    if (c->is_broken || c->is_over) return parted();
+    if (c->is_broken || c->is_over || c->is_stand_in) return parted(c);
     st = c->link.window(c, d, bytes, base);
     if (st != H3_OK) c->is_broken = true;
     return st;
@@ -383,7 +415,7 @@ h3_status h3_comm_put(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_trave
 
     *t = (h3_travel){0};
     if (d->is_plan) return H3_OK;
-    if (c->is_broken || c->is_over) return parted();
+    if (c->is_broken || c->is_over || c->is_stand_in) return parted(c);
     c->n_exchanges++;
     for (int i = 0; i < n; i++)
         c->sent_bytes += (uint64_t)list[i].width * list[i].rows;

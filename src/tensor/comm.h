@@ -109,9 +109,10 @@ struct h3_comm {
     void *state, *device_state, *peer_state; ///< of the fillings
     /* where a stretch of work stands */
     uint32_t epoch;
-    bool is_broken; ///< an exchange was left in the middle
-    bool is_over;   ///< all ranks know of a failure
-    bool *has_note; ///< [size]
+    bool is_broken;   ///< an exchange was left in the middle
+    bool is_over;     ///< all ranks know of a failure
+    bool is_stand_in; ///< of ranks that were not started: see h3_comm_stand_in
+    bool *has_note;   ///< [size]
     h3_comm_note *note;
     /* what it cost */
     uint64_t n_exchanges, sent_bytes;
@@ -136,6 +137,12 @@ H3_NODISCARD h3_status h3_comm_join(h3_comm **out);
  * 0, the parent of the others; h3_comm_close waits for them.
  */
 H3_NODISCARD h3_status h3_comm_fork(h3_comm **out, int n);
+
+/**
+ * Rank 0 of n on this host, without the others: what it would take in memory can be counted, since
+ * a counting device exchanges nothing. Every exchange of another device fails.
+ */
+H3_NODISCARD h3_status h3_comm_stand_in(h3_comm **out, int n);
 
 /** Lets tensors of `d` travel without passing through the host, where a filling for it was built.
  *  Sets d->comm. Collective. */

@@ -165,6 +165,14 @@ succeeds "inspect latents" inspect l.safetensors
 check "inspect knows latents" "$(grep -c 'h3av decode' out)" 1
 succeeds "plan without a model" plan -p x
 check "plan says for which model" "$(grep -c 'released model' err)" 1
+succeeds "plan for ranks" plan -p x -m builtin --ranks 3 --offload ranks -s 256x256 -f 22 --json
+check "plan for ranks: each of three" "$(python3 -c '
+import json
+m = json.load(open("out"))["memory"]
+print(m["ranks"], [p["weight_budget"] == p["weights_spread"] < p["mapped"] for p in m["phases"] if p["phase"] == "sample"], m["fits"])')" "3 [True] True"
+refuses "plan for ranks without a model" 2 "takes a model" plan -p x --ranks 2
+refuses "plan for ranks that cannot share the heads" 7 "do not divide" plan -p x -m builtin --ranks 2 -q
+refuses "plan for weights spread over one" 2 "one process only" plan -p x -m builtin --offload ranks -q
 succeeds "dump one" dump "$data/tiny-h3/original/FL2VA/transformer" --tensor rope.inv_freq -o t.safetensors
 succeeds "dump all" dump "$data/tiny-h3/original/FL2VA/transformer" --all -o all.safetensors
 succeeds "convert" convert "$data/tiny-h3/original/FL2VA/transformer" --to bf16 -o cv.safetensors

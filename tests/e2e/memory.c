@@ -108,9 +108,14 @@ typedef struct kase {
     bool has_key;
     const char *preset;
     bool is_bf16, is_decode;
+    int ranks; // 0: one process
+    const char *offload;
 } kase;
 
-static h3_status generate(const kase *c)
+static h3_ranks *ranks; // of the child that runs
+
+/* As far as the plan, or to the end. */
+static h3_status generate(const kase *c, bool is_plan)
 {
     h3_engine_opts eo = h3_engine_default();
     h3_request rq = h3_request_default();
@@ -121,8 +126,11 @@ static h3_status generate(const kase *c)
     char path[64];
     h3_status st;
 
-    snprintf(path, sizeof path, "/tmp/h3av-memory-%ld.mp4", (long)getpid());
+    snprintf(path, sizeof path, "/tmp/h3av-memory-%ld-%d.mp4", (long)getpid(),
+             h3_ranks_rank(ranks));
     eo.n_threads = 2;
+    eo.ranks = ranks;
+    eo.offload = c->offload;
     eo.dtype = c->is_bf16 ? "bf16" : "f32";
     rq.prompt = "a red circle moves over a blue ground";
     rq.width = c->width;
@@ -139,7 +147,9 @@ static h3_status generate(const kase *c)
         j->e = e;
         j->rq = &rq;
         j->rs = &rs;
-        st = h3_job_run(j);
+        st = is_plan ? h3_job_load(j) : h3_job_run(j);
+        if (st == H3_OK && is_plan) st = h3_job_present(j);
+        if (st == H3_OK && is_plan) st = h3_fit_plan(&j->fit, j);
         result.fit = j->fit;
         h3_job_free(j);
     }
@@ -198,8 +208,28 @@ static h3_status decode(const kase *c)
     return st;
 }
 
-/* Runs one request in a child. */
-static measured run(const kase *c)
+/* What the child of `run` does; with ranks it is rank 0, and has others of its own. */
+static void be_child(const kase *c, bool is_plan)
+{
+    pthread_t t;
+
+    memset(&result, 0, sizeof result);
+    if (c->ranks && is_plan && h3_ranks_plan(&ranks, c->ranks) != H3_OK) _exit(1);
+    if (c->ranks && !is_plan && h3_ranks_open(&ranks, c->ranks) != H3_OK) _exit(1);
+    if (h3_ranks_rank(ranks) > 0) {
+        const h3_status st = generate(c, is_plan);
+        _exit(h3_ranks_close(&ranks, st != H3_OK) != H3_OK);
+    }
+    if (pthread_create(&t, NULL, watch, NULL) != 0) _exit(1);
+    result.status = c->is_decode ? decode(c) : generate(c, is_plan);
+    snprintf(result.error, sizeof result.error, "%s", result.status ? h3_error() : "");
+    atomic_store(&is_over, true);
+    pthread_join(t, NULL);
+    (void)h3_ranks_close(&ranks, result.status != 0);
+}
+
+/* Runs one request in a child, or plans it only. */
+static measured run_as(const kase *c, bool is_plan)
 {
     int fd[2];
     pid_t pid;
@@ -210,13 +240,7 @@ static measured run(const kase *c)
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        pthread_t t;
-        memset(&result, 0, sizeof result);
-        if (pthread_create(&t, NULL, watch, NULL) != 0) _exit(1);
-        result.status = c->is_decode ? decode(c) : generate(c);
-        snprintf(result.error, sizeof result.error, "%s", result.status ? h3_error() : "");
-        atomic_store(&is_over, true);
-        pthread_join(t, NULL);
+        be_child(c, is_plan);
         _exit(write(fd[1], &result, sizeof result) == (ssize_t)sizeof result ? 0 : 1);
     }
     close(fd[1]);
@@ -230,6 +254,11 @@ static measured run(const kase *c)
     assert_int_equal(at, sizeof m);
     if (m.status != H3_OK) fail_msg("%s: %s", c->name, m.error);
     return m;
+}
+
+static measured run(const kase *c)
+{
+    return run_as(c, false);
 }
 
 static size_t planned(const measured *m, const h3_fit_phase *p)
@@ -248,10 +277,12 @@ static size_t peak_of(const measured *m, const char *phase)
 /* ------------------------------------------------------------------------------------- tests */
 
 static const kase cases[] = {
-    {"t2va, small", 256, 256, 22, 3, false, NULL, false, false},
-    {"t2va, bf16", 256, 256, 39, 3, false, NULL, true, false},
-    {"t2va, wide", 512, 256, 56, 2, false, "veryfast", false, false},
-    {"fl2va", 256, 256, 22, 2, true, NULL, false, false},
+    {"t2va, small", 256, 256, 22, 3, false, NULL, false, false, 0, NULL},
+    {"t2va, bf16", 256, 256, 39, 3, false, NULL, true, false, 0, NULL},
+    {"t2va, wide", 512, 256, 56, 2, false, "veryfast", false, false, 0, NULL},
+    {"fl2va", 256, 256, 22, 2, true, NULL, false, false, 0, NULL},
+    {"three ranks", 512, 256, 56, 2, false, "veryfast", false, false, 3, NULL},
+    {"three ranks, weights spread", 512, 256, 56, 2, false, "veryfast", false, false, 3, "ranks"},
 };
 
 enum { N_CASES = sizeof cases / sizeof *cases };
@@ -266,14 +297,43 @@ static double row_of(const h3_fit_phase *p, const char *name)
 /* Five in a hundred of the whole process; a few MB where there is little to plan (stacks of
  * threads, the allocator's own). Of the workspace, sized for the widest product there may be, a
  * small model does not touch every page. */
+static int off_by_more(const measured *m, const h3_fit_phase *p)
+{
+    const double shared = row_of(p, "window of a rank"); // pages that are not this process's alone
+    const double want = (double)planned(m, p) - shared, got = (double)peak_of(m, p->name);
+    const double slack = fmax(0.05 * want, 3e6);
+
+    return got > want + slack ? 1 : got < want - slack - row_of(p, "workspace") ? -1 : 0;
+}
+
 static void check_phase(const kase *c, const measured *m, const h3_fit_phase *p)
 {
     const double want = (double)planned(m, p), got = (double)peak_of(m, p->name);
-    const double slack = fmax(0.05 * want, 3e6);
 
-    if (got > want + slack || got < want - slack - row_of(p, "workspace"))
+    if (off_by_more(m, p))
         fail_msg("%s, phase %s: planned %.1f MB, measured %.1f MB", c->name, p->name, want / 1e6,
                  got / 1e6);
+}
+
+static void tops(const measured *m, double *want, double *got)
+{
+    *want = *got = 0;
+    for (int k = 0; k < H3_FIT_PHASES; k++) {
+        const h3_fit_phase *p = &m->fit.phase[k];
+        if (!p->is_used) continue;
+        *want = fmax(*want, (double)planned(m, p));
+        *got = fmax(*got, (double)peak_of(m, p->name));
+    }
+}
+
+static bool is_seen(const measured *m)
+{
+    double want, got;
+
+    for (int k = 0; k < H3_FIT_PHASES; k++)
+        if (m->fit.phase[k].is_used && off_by_more(m, &m->fit.phase[k]) < 0) return false;
+    tops(m, &want, &got);
+    return got >= 0.95 * want;
 }
 
 static void print_case(const kase *c, const measured *m)
@@ -288,24 +348,57 @@ static void print_case(const kase *c, const measured *m)
     }
 }
 
+/* One run after another, until the highest looks of all reach what is planned: on a busy machine
+ * the thread that looks may sleep through a peak, which makes it lower, never higher. */
+static measured run_until_seen(const kase *c)
+{
+    measured m = run(c);
+
+    for (int more = 0; more < 5 && !is_seen(&m); more++) {
+        const measured again = run(c);
+        for (int i = 0; i < m.n && i < again.n; i++)
+            if (again.phase[i].peak > m.phase[i].peak) m.phase[i].peak = again.phase[i].peak;
+    }
+    return m;
+}
+
 static void test_peaks_are_planned(void **state)
 {
     (void)state;
     if (IS_SANITIZED) skip(); // the sanitizer's own memory would be measured
     for (int i = 0; i < N_CASES; i++) {
-        const measured m = run(&cases[i]);
-        size_t want = 0, got = 0;
-        for (int k = 0; k < H3_FIT_PHASES; k++) {
-            const h3_fit_phase *p = &m.fit.phase[k];
-            if (!p->is_used) continue;
-            check_phase(&cases[i], &m, p);
-            if (planned(&m, p) > want) want = planned(&m, p);
-            if (peak_of(&m, p->name) > got) got = peak_of(&m, p->name);
-        }
+        const measured m = run_until_seen(&cases[i]);
+        double want, got;
+        for (int k = 0; k < H3_FIT_PHASES; k++)
+            if (m.fit.phase[k].is_used) check_phase(&cases[i], &m, &m.fit.phase[k]);
+        tops(&m, &want, &got);
         assert_true(want > 64u << 20); // the 5 % mean something
-        if (fabs((double)got - (double)want) > 0.05 * (double)want)
-            fail_msg("%s: planned %.1f MB, measured %.1f MB", cases[i].name, (double)want / 1e6,
-                     (double)got / 1e6);
+        if (fabs(got - want) > 0.05 * want)
+            fail_msg("%s: planned %.1f MB, measured %.1f MB", cases[i].name, want / 1e6, got / 1e6);
+    }
+}
+
+/* Ranks that are only planned for take what those that run have planned, row by row. */
+static void test_ranks_can_be_planned(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_CASES; i++) {
+        const kase *c = &cases[i];
+        if (!c->ranks) continue;
+        const measured there = run(c), here = run_as(c, true);
+        assert_int_equal(here.fit.ranks, c->ranks);
+        for (int k = 0; k < H3_FIT_PHASES; k++) {
+            const h3_fit_phase *a = &there.fit.phase[k], *b = &here.fit.phase[k];
+            assert_int_equal(a->is_used, b->is_used);
+            assert_int_equal(a->n_rows, b->n_rows);
+            assert_int_equal(a->ring, b->ring);
+            assert_int_equal(a->spread, b->spread);
+            assert_int_equal(a->is_spread, b->is_spread);
+            for (int r = 0; r < a->n_rows; r++)
+                if (a->row[r].bytes != b->row[r].bytes || a->row[r].kind != b->row[r].kind)
+                    fail_msg("%s, phase %s, %s: %zu bytes of ranks that run, %zu planned", c->name,
+                             a->name, a->row[r].name, a->row[r].bytes, b->row[r].bytes);
+        }
     }
 }
 
@@ -320,11 +413,10 @@ static size_t whole_peak(const measured *m)
     return n;
 }
 
-/* Growth of the peak from 124 to 362 frames, and the latents that make most of it. */
-static double growth(int width, int height, const char *preset, bool is_printed)
+/* Growth of the peak from 124 to 362 frames, and the latents that make most of it. `top`: the
+ * highest peaks until now, 0 at first. */
+static double growth(size_t top[2], int width, int height, const char *preset, bool is_printed)
 {
-    size_t top[2];
-
     for (int i = 0; i < 2; i++) {
         const kase c = {.name = "decode",
                         .width = width,
@@ -333,7 +425,7 @@ static double growth(int width, int height, const char *preset, bool is_printed)
                         .preset = preset,
                         .is_decode = true};
         const measured m = run(&c);
-        top[i] = whole_peak(&m);
+        if (whole_peak(&m) > top[i]) top[i] = whole_peak(&m);
         for (int k = 0; is_printed && k < m.n; k++)
             printf("  %dx%dx%d %-7s %7.1f MB\n", width, height, c.frames, m.phase[k].name,
                    (double)m.phase[k].peak / 1e6);
@@ -348,8 +440,12 @@ static void test_decoding_is_flat(void **state)
     const double area = 256.0 * 256.0 / (1344.0 * 768.0), sound = 2 * 317600 * 4.0;
     (void)state;
     if (IS_SANITIZED) skip(); // the sanitizer's own memory would be measured
-    const double more = growth(256, 256, "medium", false);
+    size_t top[2] = {0};
+    double more = growth(top, 256, 256, "medium", false);
 
+    for (int i = 0; i < 5 && more >= 64e6 * area + sound;
+         i++) // or the lower peak was slept through
+        more = growth(top, 256, 256, "medium", false);
     printf("  256x256: 362 frames take %.1f MB more than 124\n", more / 1e6);
     assert_true(more < 64e6 * area + sound);
 }
@@ -473,7 +569,8 @@ static void test_released_sizes(void **state)
     static const int frames[2] = {124, 345};
     (void)state;
 
-    snprintf(dir, sizeof dir, "/tmp/h3av-hollow-%ld", (long)getpid());
+    snprintf(dir, sizeof dir, "/tmp/h3av-hollow-XXXXXX");
+    assert_non_null(mkdtemp(dir));
     if (!write_hollow_model(dir)) {
         remove_hollow_model(dir);
         fail_msg("%s: %s", dir, strerror(errno));
@@ -515,6 +612,7 @@ static uint64_t hash_with(const char *offload)
     h3_engine *e = NULL;
     h3_result rs = {0};
     h3_status st;
+    char path[64];
 
     eo.model = H3_SOURCE_DIR "/tests/data/tiny-h3/original";
     eo.n_threads = 1;
@@ -524,7 +622,8 @@ static uint64_t hash_with(const char *offload)
     rq.lift_limits = true;
     rq.frames = 22;
     rq.steps = 4;
-    rq.wav_path = "/tmp/h3av-memory.wav";
+    snprintf(path, sizeof path, "/tmp/h3av-memory-%ld.wav", (long)getpid());
+    rq.wav_path = path;
     if (h3_engine_open(&e, &eo) != H3_OK) fail_msg("%s", h3_error());
     st = h3_generate(e, &rq, &rs);
     if (st != H3_OK) fail_msg("%s: %s", offload, h3_error());
@@ -554,12 +653,14 @@ static h3_status with_room(size_t more)
     h3_engine *e = NULL;
     h3_result rs;
     h3_status st;
+    char path[64];
 
     eo.n_threads = 1;
     rq.prompt = "a red circle";
     rq.frames = 22;
     rq.steps = 2;
-    rq.out_path = "/tmp/h3av-memory-refused.mp4";
+    snprintf(path, sizeof path, "/tmp/h3av-memory-%ld.mp4", (long)getpid());
+    rq.out_path = path;
     if (h3_engine_open(&e, &eo) != H3_OK) fail_msg("%s", h3_error());
     malloc_trim(0);
     e->ram_limit = h3_fit_held() + more; // as --ram
@@ -618,6 +719,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_room),
         cmocka_unit_test(test_peaks_are_planned),
+        cmocka_unit_test(test_ranks_can_be_planned),
         cmocka_unit_test(test_decoding_is_flat),
         cmocka_unit_test(test_released_sizes),
         cmocka_unit_test(test_streaming_is_bit_identical),
@@ -629,7 +731,9 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc > 3 && strcmp(argv[1], "flat") == 0) {
-        const double more = growth(atoi(argv[2]), atoi(argv[3]), argc > 4 ? argv[4] : NULL, true);
+        size_t top[2] = {0};
+        const double more =
+            growth(top, atoi(argv[2]), atoi(argv[3]), argc > 4 ? argv[4] : NULL, true);
         printf("  362 frames take %.1f MB more than 124\n", more / 1e6);
         return 0;
     }
