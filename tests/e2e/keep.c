@@ -376,6 +376,33 @@ static void other_adaln_adapter(void)
     write_adapter("blocks.0.adaln_proj.linear", 1728, T_DIM, 2);
 }
 
+static void put_tick(const char *path, struct stat *st)
+{
+    FILE *f = fopen(path, "wb");
+
+    assert_non_null(f);
+    putc('x', f);
+    fclose(f);
+    assert_int_equal(stat(path, st), 0);
+}
+
+/* Until what is written now gets another time than what was written just before: clocks of file
+ * systems tick in milliseconds, or in seconds. */
+static void await_tick(void)
+{
+    char *path = h3_strdupf("%s/tick", copy_dir);
+    struct stat first, now;
+
+    put_tick(path, &first);
+    do {
+        usleep(5000);
+        put_tick(path, &now);
+    } while (now.st_mtim.tv_sec == first.st_mtim.tv_sec &&
+             now.st_mtim.tv_nsec == first.st_mtim.tv_nsec);
+    unlink(path);
+    free(path);
+}
+
 static void test_files_change(void **state)
 {
     static const struct {
@@ -403,7 +430,7 @@ static void test_files_change(void **state)
         h3_engine *e = open_copy(true, strength);
         const uint64_t a = run(e, &rq);
         if (run(e, &rq) != a) fail_msg("%s: the second run differs", list[i].name);
-        usleep(20000); // a clock tick of the file system
+        await_tick();
         list[i].apply();
         const uint64_t b = run(e, &rq);
         h3_engine_close(&e);
@@ -653,7 +680,7 @@ static void test_requests_that_cannot_be(void **state)
     rq.width = rq.height = 32;
     rq.frames = 22;
     rq.steps = 2;
-    rq.wav_path = "h3av-keep-bad.wav";
+    rq.wav_path = wav;
 #define REFUSED(change)                                         \
     do {                                                        \
         bad = rq;                                               \

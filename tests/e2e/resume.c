@@ -164,8 +164,9 @@ static void run_child(const task *t, int fd)
     _exit(write(fd, &c.o, sizeof c.o) == (ssize_t)sizeof c.o ? 0 : 3);
 }
 
-/* Runs a task; kills it `kill_after` seconds after sampling began (< 0: never). */
-static outcome run(const task *t, double kill_after)
+/* Runs a task; kills it `wait` seconds after it has said that so many steps are done (0: that
+ * sampling begins, < 0: never). */
+static outcome run_and_kill(const task *t, int kill_at, double wait)
 {
     outcome o = {.status = -1};
     int fd[2];
@@ -182,8 +183,8 @@ static outcome run(const task *t, double kill_after)
     }
     close(fd[1]);
     while (read(fd[0], &what, 1) == 1) {
-        if (what == SAY_SAMPLING && kill_after >= 0) {
-            usleep((useconds_t)(kill_after * 1e6));
+        if ((what == SAY_SAMPLING || what == SAY_STEP) && kill_at-- == 0) {
+            usleep((useconds_t)(wait * 1e6));
             kill(pid, SIGKILL);
             break;
         }
@@ -194,16 +195,21 @@ static outcome run(const task *t, double kill_after)
     return o;
 }
 
+static outcome run(const task *t)
+{
+    return run_and_kill(t, -1, 0);
+}
+
 static outcome must_run(const task *t)
 {
-    const outcome o = run(t, -1);
+    const outcome o = run(t);
     if (o.status != H3_OK) fail_msg("status %d: %s", o.status, o.error);
     return o;
 }
 
 static void must_fail(const task *t, h3_status want, const char *word)
 {
-    const outcome o = run(t, -1);
+    const outcome o = run(t);
     if (o.status != (int)want || !strstr(o.error, word))
         fail_msg("status %d \"%s\", expected %d and \"%s\"", o.status, o.error, want, word);
 }
@@ -280,8 +286,8 @@ static int set_up(void **state)
     task t;
 
     (void)state;
-    snprintf(dir, sizeof dir, "/tmp/h3av-resume-%ld", (long)getpid());
-    if (mkdir(dir, 0777) != 0) return -1;
+    snprintf(dir, sizeof dir, "/tmp/h3av-resume-XXXXXX");
+    if (!mkdtemp(dir)) return -1;
     t = small_task(at("full.mp4"));
     t.rq.keep_latents = true;
     must_run(&t);
@@ -299,7 +305,7 @@ static int tear_down(void **state)
 
 /* One run killed up to four times on its way; counts the kills that left a checkpoint to go on
  * from. */
-static void kill_and_resume(double longest, int *n_left)
+static void kill_and_resume(double step, int *n_left)
 {
     task t = small_task(at("killed.mp4"));
     int here = 1 + rand() % 4;
@@ -308,9 +314,9 @@ static void kill_and_resume(double longest, int *n_left)
     for (;;) {
         const bool has_checkpoint = access(at("killed.mp4.checkpoint"), F_OK) == 0;
         const bool kills = here > 0 && *n_left > 0;
-        const double when = kills ? longest * (double)(rand() % 1000) / 1000 : -1;
+        const double wait = step * (double)(rand() % 1000) / 1000;
         t.rq.resume_path = has_checkpoint ? at("killed.mp4.checkpoint") : NULL;
-        const outcome o = run(&t, when);
+        const outcome o = run_and_kill(&t, kills ? rand() % 9 : -1, wait);
         if (o.status == H3_OK) break;
         if (o.status != -1) fail_msg("a run that goes on failed: %s", o.error);
         if (access(at("killed.mp4.checkpoint"), F_OK) == 0) {
@@ -327,12 +333,12 @@ static void test_killed_at_any_moment(void **state)
     double longest;
     (void)state;
 
-    t.rq.checkpoint_every = 1; // how long sampling takes with its checkpoints
-    longest = must_run(&t).sample_seconds;
+    t.rq.checkpoint_every = 1;
+    longest = must_run(&t).sample_seconds;                    // with its checkpoints
     assert_true(same_files(at("full.mp4"), at("timed.mp4"))); // they change nothing
     srand(20260101);
     while (n_left > 0) {
-        kill_and_resume(longest, &n_left);
+        kill_and_resume(longest / 8, &n_left);
         assert_true(same_files(at("full.mp4"), at("killed.mp4")));
         n_files++;
         unlink(at("killed.mp4"));
@@ -352,7 +358,7 @@ static void test_stopped(void **state)
 
     t.rq.checkpoint_every = 100; // none falls due: the stop itself keeps the steps
     t.stop_after_step = 3;
-    o = run(&t, -1);
+    o = run(&t);
     assert_int_equal(o.status, H3_E_CANCELLED);
     if (!strstr(o.error, "3 of 8") || !strstr(o.error, "--resume")) fail_msg("%s", o.error);
     assert_int_equal(count_files("stopped.mp4"), 1);
@@ -365,7 +371,7 @@ static void test_stopped(void **state)
     t = small_task(at("stopped.mp4")); // not asked for, and only a moment is lost: nothing is left
     t.stop_after_step = 3;
     unlink(at("stopped.mp4"));
-    assert_int_equal(run(&t, -1).status, H3_E_CANCELLED);
+    assert_int_equal(run(&t).status, H3_E_CANCELLED);
     assert_int_equal(count_files("stopped.mp4"), 0);
 }
 
@@ -383,7 +389,7 @@ static void test_disk_full(void **state)
     assert_true(latents.st_size < mp4.st_size);
     t.largest_file = (rlim_t)(latents.st_size + 4096); // latents go through, the MP4 does not
     t.rq.checkpoint_every = 3;
-    o = run(&t, -1);
+    o = run(&t);
     assert_int_equal(o.status, H3_E_IO);
     if (!strstr(o.error, "h3av decode") || !strstr(o.error, "disk.mp4.latents"))
         fail_msg("%s", o.error);
@@ -398,7 +404,7 @@ static void test_disk_full(void **state)
     t.largest_file = 4096; // not even the latents: the last checkpoint would stay, had it fitted
     t.rq.out_path = at("disk2.mp4");
     t.rq.checkpoint_every = 0;
-    o = run(&t, -1);
+    o = run(&t);
     assert_int_equal(o.status, H3_E_IO);
     assert_int_equal(o.n_warnings, 1);
     if (!strstr(o.warning, "latents are not saved")) fail_msg("%s", o.warning);
@@ -438,7 +444,7 @@ static void test_encoder_fails(void **state)
         outcome o;
         t = small_task(at("encoder.mp4"));
         t.frames_until_failure = k ? 23 : 9;
-        o = run(&t, -1);
+        o = run(&t);
         assert_true(o.status == H3_E_INTERNAL || o.status == H3_E_IO || o.status == H3_E_NOMEM ||
                     o.status == H3_E_UNSUPPORTED);
         if (!strstr(o.error, "h3av decode") || !strstr(o.error, "encoder.mp4.latents"))
@@ -464,7 +470,7 @@ static void make_checkpoint(const char *out)
 
     t.rq.checkpoint_every = 4;
     t.stop_after_step = 4;
-    assert_int_equal(run(&t, -1).status, H3_E_CANCELLED);
+    assert_int_equal(run(&t).status, H3_E_CANCELLED);
 }
 
 static void test_foreign_checkpoints(void **state)
@@ -514,7 +520,7 @@ static void test_broken_checkpoints(void **state)
     t.rq.resume_path = at("bad.checkpoint");
     for (int i = 0; i < 8; i++) { // cut
         put_file(at("bad.checkpoint"), good, n * (size_t)i / 8);
-        const outcome o = run(&t, -1);
+        const outcome o = run(&t);
         if (o.status == H3_OK || o.status == -1 || !strstr(o.error, "bad.checkpoint"))
             fail_msg("cut to %zu bytes: %d %s", n * (size_t)i / 8, o.status, o.error);
     }
@@ -522,7 +528,7 @@ static void test_broken_checkpoints(void **state)
         memcpy(bad, good, n);
         bad[i < 8 ? i : 8 + rand() % 300] ^= (char)(1 << rand() % 7);
         put_file(at("bad.checkpoint"), bad, n);
-        const outcome o = run(&t, -1);
+        const outcome o = run(&t);
         if (o.status == -1) fail_msg("byte %d changed: the process died", i);
     }
     memcpy(bad, good, n); // NaN among the rows
@@ -644,7 +650,7 @@ static void test_poisoned_in_the_middle(void **state)
         t.poisoned = where[i][0];
         t.poison_after_step = 3 + i;
         t.rq.checkpoint_every = 1;
-        o = run(&t, -1);
+        o = run(&t);
         snprintf(step, sizeof step, "step %d:", 3 + i); // counted from 0
         if (o.status != H3_E_NUMERIC || !strstr(o.error, step) || !strstr(o.error, where[i][1]) ||
             !strstr(o.error, "--resume"))
