@@ -1,6 +1,6 @@
 # The CPU backend: the same files once per instruction set, chosen when the device is opened.
 find_package(OpenMP REQUIRED COMPONENTS C)
-set(cpu_files product.c gemm.c low.c amx.c conv.c attention.c rows.c audio.c)
+set(cpu_files product.c gemm.c low.c amx.c conv.c line.c attention.c rows.c audio.c)
 set(cpu_isas c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND cpu_isas avx2 avx512)

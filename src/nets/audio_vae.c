@@ -158,6 +158,23 @@ static int64_t halo_of(const h3_audio_vae_geometry *g)
     return h + PRE;
 }
 
+/* A device may compute samples in pairs a dilation apart (backend/cpu/line.c). Pieces that begin at
+ * multiples of two of every dilation have the same pairs as the whole, to the last bit. */
+static int64_t grid_of(const h3_audio_vae_geometry *g)
+{
+    enum { MOST = 1024 }; // released: 30
+    int64_t grid = 2;
+
+    for (int64_t j = 0; j < g->n_kernels; j++)
+        for (int64_t q = 0; q < g->n_dilations; q++) {
+            int64_t n = grid;
+            while (n <= MOST && n % (2 * g->dilation[j][q]))
+                n += grid;
+            if (n <= MOST) grid = n;
+        }
+    return grid;
+}
+
 static h3_status read_decoder(h3_audio_vae_geometry *g, h3_checkpoint *ck, const vae_config *c)
 {
     int64_t ne[8];
@@ -168,6 +185,7 @@ static h3_status read_decoder(h3_audio_vae_geometry *g, h3_checkpoint *ck, const
     H3_TRY(read_stages(g, ck, c));
     H3_TRY(read_amp(g, ck, c));
     g->halo = halo_of(g);
+    g->grid = grid_of(g);
     return H3_OK;
 }
 

@@ -32,6 +32,7 @@ typedef struct h3_audio_vae_geometry {
     int64_t amp_kernel[H3_AUDIO_VAE_KERNELS];
     int64_t dilation[H3_AUDIO_VAE_KERNELS][H3_AUDIO_VAE_DILATIONS];
     int64_t halo; ///< latents on each side that an output sample can depend on
+    int64_t grid; ///< pieces begin at multiples of so many latents
     /* encoder */
     int64_t n_enc, enc_channels[H3_AUDIO_VAE_STAGES + 1], enc_rate[H3_AUDIO_VAE_STAGES];
     int64_t heads;

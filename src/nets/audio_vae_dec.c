@@ -357,15 +357,17 @@ static h3_status decode_piece(decode_run *r, h3_tensor z, int64_t c, int64_t a, 
 {
     h3_dev *d = r->d;
     const h3_audio_vae_geometry *g = &r->v->geo;
-    const int64_t N = z.ne[2], lo = a > g->halo ? a - g->halo : 0;
+    const int64_t N = z.ne[2], lo = a > g->halo ? (a - g->halo) / g->grid * g->grid : 0;
     const int64_t hi = N - b > g->halo ? b + g->halo : N;
+    const int64_t longest = b - a + 2 * g->halo + g->grid - 1, most = longest < N ? longest : N;
     const size_t mark = h3_arena_mark(&d->scratch);
-    h3_tensor x = h3_scratch_2d(d, H3_F32, g->latents, hi - lo), wave;
+    h3_tensor x = h3_scratch_1d(d, H3_F32, g->latents * most), wave;
     int bad = 0;
 
     for (int k = 0; k < N_BUFFERS; k++)
-        r->buf[k] = h3_scratch_1d(d, H3_F32, widest(g, hi - lo));
+        r->buf[k] = h3_scratch_1d(d, H3_F32, widest(g, most)); // as for any piece
     H3_TRY(h3_scratch_check(d, "audio VAE decoder"));
+    x = h3_view_2d(h3_slice(x, 0, 0, g->latents * (hi - lo)), g->latents, hi - lo);
     H3_TRY(take_latents(r, x, z, c, lo, o->is_denormalised));
     H3_TRY(piece_forward(r, x, &wave));
     H3_TRY(d->ops->check_finite(d, wave, &bad));

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "decode.h"
+#include "line.h"
 #include "product.h"
 #include "size.h"
 
@@ -169,6 +170,7 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
     g.taps = g.khw * c->kernel[0];
     assert(x.rank == 4 && y.rank == 4 && x.dtype == H3_F32 && y.dtype == H3_F32);
     assert(w->cols == x.ne[0] * g.taps && w->rows == y.ne[0]);
+    if (ISA(h3_cpu_is_line)(x, w, c)) return ISA(h3_cpu_line)(d, y, x, w, c, add);
     for (int a = 0; a < 3; a++)
         n += (size_t)c->kernel[a] * (size_t)y.ne[a + 1];
     maps = malloc((n + 1) * sizeof *maps);

@@ -95,6 +95,24 @@ INLINE vf v_min(vf a, vf b)
 #endif
 }
 
+/** Lane i is number at[i] of the 2 VL numbers {a, b}. */
+INLINE vf v_permute2(vf a, vf b, const int32_t *at)
+{
+#if VL == 16
+    return (vf)_mm512_permutex2var_ps((__m512)a, _mm512_loadu_si512(at), (__m512)b);
+#elif VL == 8
+    const __m256i i = _mm256_loadu_si256((const __m256i *)at);
+    const __m256 from_b = _mm256_castsi256_ps(_mm256_cmpgt_epi32(i, _mm256_set1_epi32(VL - 1)));
+    return (vf)_mm256_blendv_ps(_mm256_permutevar8x32_ps((__m256)a, i),
+                                _mm256_permutevar8x32_ps((__m256)b, i), from_b);
+#else
+    vf v;
+    for (int i = 0; i < VL; i++)
+        v[i] = at[i] < VL ? a[at[i]] : b[at[i] - VL];
+    return v;
+#endif
+}
+
 /** Sum of the lanes, always in the same order. */
 INLINE float v_sum(vf v)
 {

@@ -75,15 +75,6 @@ INLINE void tile_in_place(const int n, int64_t kc, const float *a, const float *
         }
 }
 
-#define SIZES_5(X) X(1) X(2) X(3) X(4) X(5)
-#if MR == 14
-#define SIZES(X) SIZES_5(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-#elif MR == 6
-#define SIZES(X) SIZES_5(X) X(6)
-#else
-#define SIZES(X) SIZES_5(X)
-#endif
-
 #define ROWS(n, v)                                                                             \
     static void rows_##n##_##v(int64_t kc, const float *a, const float *b, float *c, bool add) \
     {                                                                                          \
@@ -102,14 +93,14 @@ INLINE void tile_in_place(const int n, int64_t kc, const float *a, const float *
         tile_in_place(n, kc, a, b, at, c, add);                                           \
     }
 #define BOTH(n) ROWS(n, 1) ROWS(n, 2) COLS(n, 1) COLS(n, 2) DIRECT(n)
-SIZES(BOTH)
+TILE_SIZES(BOTH)
 
 void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
                            bool half)
 {
     static void (*const table[MR + 1][2])(int64_t, const float *, const float *, float *, bool) = {
 #define ROW(n) [n] = {rows_##n##_2, rows_##n##_1},
-        SIZES(ROW)};
+        TILE_SIZES(ROW)};
     assert(n >= 1 && n <= MR);
     table[n][half](kc, a, b, c, add);
 }
@@ -120,7 +111,7 @@ void ISA(h3_cpu_tile_cols)(int n, int64_t kc, const float *a, int64_t lda, const
     static void (*const table[MR + 1][2])(int64_t, const float *, int64_t, const float *, float *,
                                           bool) = {
 #define COL(n) [n] = {cols_##n##_2, cols_##n##_1},
-        SIZES(COL)};
+        TILE_SIZES(COL)};
     assert(n >= 1 && n <= MR);
     table[n][half](kc, a, lda, b, c, add);
 }
@@ -131,7 +122,7 @@ void ISA(h3_cpu_tile_direct)(int n, int64_t kc, const float *a, const float *b, 
     static void (*const table[MR + 1])(int64_t, const float *, const float *, const int64_t *,
                                        float *, bool) = {
 #define IN_PLACE(n) [n] = direct_##n,
-        SIZES(IN_PLACE)};
+        TILE_SIZES(IN_PLACE)};
     assert(n >= 1 && n <= MR);
     table[n](kc, a, b, at, c, add);
 }

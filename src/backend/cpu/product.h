@@ -21,6 +21,16 @@
 #define MR 5
 #endif
 
+/** X(n) for every number of rows that a tile may have. */
+#define TILE_SIZES_5(X) X(1) X(2) X(3) X(4) X(5)
+#if MR == 14
+#define TILE_SIZES(X) TILE_SIZES_5(X) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#elif MR == 6
+#define TILE_SIZES(X) TILE_SIZES_5(X) X(6)
+#else
+#define TILE_SIZES(X) TILE_SIZES_5(X)
+#endif
+
 enum {
     KC = 256,      ///< columns of A per pass: a multiple of every block size of quantized weights
     LDA = KC + 16, ///< row stride of a widened tile; the odd 64 bytes keep rows off one cache set
