@@ -111,6 +111,9 @@ target_sources(h3_backends INTERFACE $<TARGET_OBJECTS:h3_cuda>)
 target_link_libraries(h3_backends INTERFACE ${cuda_link} OpenMP::OpenMP_C)
 if(CMOCKA_FOUND)
     unit_test(cuda_ops FILES tests/gpu/test_cuda_ops.c USES tensor base)
+    unit_test(cuda_forms FILES tests/gpu/test_cuda_forms.c USES weights tensor base)
+    target_include_directories(test_cuda_forms PRIVATE ${cuda_dir})
+    target_include_directories(test_cuda_forms SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
 endif()
 
 # Not part of `all`: the benchmark of released shapes (bench/gpu_run.sh runs it).

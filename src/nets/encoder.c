@@ -239,6 +239,19 @@ static h3_status forward(const h3_encoder *e, h3_dev *d, h3_store *store, const 
                                    insert, n_insert, e->vision.n_deep);
 }
 
+/* What the text layers' matrices will see. Their MLPs take rows in bands, the last of any length,
+ * so that products in e4m3 are not for sure. */
+static void tell_store(const h3_encoder *e)
+{
+    for (int32_t i = 0; i < e->text.n_layers; i++)
+        h3_store_meets(e->store, e->text_group + 1 + i, e->act, 1, false);
+}
+
+size_t h3_encoder_saved(const h3_encoder *e, size_t *on_the_way)
+{
+    return h3_store_saved(e->store, on_the_way);
+}
+
 h3_status h3_encoder_scratch_bytes(const h3_encoder *e, const h3_encoder_in *in, size_t *bytes)
 {
     request r;
@@ -249,6 +262,7 @@ h3_status h3_encoder_scratch_bytes(const h3_encoder *e, const h3_encoder_in *in,
     *bytes = 0;
     memset(&r, 0, sizeof r);
     if ((st = prepare(e, in, true, &r)) != H3_OK) goto done;
+    if (e->d->is_plan) tell_store(e);
     if ((st = h3_dev_open(&plan, "plan", NULL)) != H3_OK) goto done;
     out = h3_tensor_2d(&r, e->act, in->n_rows, e->text.width); // an address; nothing is written
     st = forward(e, plan, NULL, in, &r, out);
@@ -274,6 +288,7 @@ h3_status h3_encoder_run(h3_encoder *e, const h3_encoder_in *in, h3_tensor out)
                        h3_dtype_name(e->act));
     memset(&r, 0, sizeof r);
     st = prepare(e, in, false, &r);
+    tell_store(e);
     if (st == H3_OK) st = forward(e, d, e->store, in, &r, out);
     synced = h3_dev_sync(d); // the tables below are read until here
     if (st == H3_OK) st = synced;

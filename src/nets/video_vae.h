@@ -83,9 +83,9 @@ int64_t h3_video_vae_frames(const h3_video_vae *v, int64_t latent_frames);
  * Decodes z [24, T, h, w] f32 (host, or memory of `d`): h * 16 x w * 16 pixels, frames to `sink`.
  * `opts` may be NULL. Scratch is reserved here when the device's arena is empty; otherwise it must
  * hold h3_video_vae_decode_bytes. On a plan device nothing is computed and `sink` is not called.
- * Over ranks (d->comm) all call this with the same latents and share the tiles; frames, progress and
- * errors of the sink are rank 0's alone.
- * H3_E_ARG (T < 3), H3_E_NUMERIC (NaN in a tile), H3_E_CANCELLED, or the sink's error.
+ * Over ranks (d->comm) all call this with the same latents and share the tiles; frames, progress
+ * and errors of the sink are rank 0's alone. H3_E_ARG (T < 3), H3_E_NUMERIC (NaN in a tile),
+ * H3_E_CANCELLED, or the sink's error.
  */
 H3_NODISCARD h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,
                                            const h3_video_decode_opts *opts, h3_frames_fn sink,
@@ -95,6 +95,9 @@ H3_NODISCARD h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor
 H3_NODISCARD h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *v, int64_t t,
                                                  int64_t h, int64_t w,
                                                  const h3_video_decode_opts *opts, size_t *bytes);
+
+/** h3_store_saved of the decoder, as it was decoded (or planned) last. */
+size_t h3_video_vae_decoder_saved(const h3_video_vae *v, size_t *on_the_way);
 
 /** The largest power of two of tiles_in_flight, up to 64, whose scratch stays within `budget`
  * bytes; 1 when even one tile does not. Where the device says how many pieces of a product it works

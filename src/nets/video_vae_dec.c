@@ -742,6 +742,22 @@ static void give_host(decode_run *r)
     free(r->cu);
 }
 
+/* What the matrices will see; a dry run for a device that computes must not move its weights. */
+static void tell_store(const decode_run *r)
+{
+    const int n = (int)r->v->geo.n_layers;
+    const int64_t last = r->total % r->batch ? r->total % r->batch : r->batch;
+
+    if (r->d->is_plan && !r->v->dev->is_plan) return;
+    for (int i = 1; i <= n + 1; i++) // the last one has no bearing on coarse products
+        h3_store_meets(r->v->dec.store, i, r->o.act, last * r->n_tokens, i <= n);
+}
+
+size_t h3_video_vae_decoder_saved(const h3_video_vae *v, size_t *on_the_way)
+{
+    return h3_store_saved(v->dec.store, on_the_way);
+}
+
 h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,
                               const h3_video_decode_opts *opts, h3_frames_fn sink, void *user)
 {
@@ -752,6 +768,7 @@ h3_status h3_video_vae_decode(h3_dev *d, h3_video_vae *v, h3_tensor z,
 
     if (opts) r.o = *opts;
     H3_TRY(plan_run(&r, z));
+    tell_store(&r);
     if (!d->is_plan && mark == 0) {
         H3_TRY(h3_video_vae_decode_bytes(d, v, z.ne[1], z.ne[2], z.ne[3], opts, &bytes));
         H3_TRY(h3_dev_scratch(d, bytes));

@@ -120,6 +120,14 @@ struct h3_dev {
      * `stride` bytes apart. *bad (memory of pin) is 1 behind the next sync if there is one, and
      * left alone otherwise. NULL: the host looks. */
     h3_status (*scan)(h3_dev *d, const void *p, h3_scan kind, size_t stride, size_t n, int *bad);
+    /** The type in which a matrix that stays on the device is best held when `rows` rows of type
+     * `act` will meet it, all of them or none: then what is stored need not be there too. F32: as
+     * it is stored. NULL: always so. is_tolerant: as the field, then. */
+    h3_dtype (*form)(const h3_dev *d, const h3_weight *w, h3_dtype act, int64_t rows,
+                     bool is_tolerant);
+    /** Makes that of a matrix that is there as stored, w->form says which; part[].dev may go. */
+    h3_status (*reform)(h3_dev *d, const h3_weight *w);
+    const h3_dev *plans_for; ///< plan devices: whose `form` holds; NULL: none
     h3_load_stat loaded;
     /* All stores of this device, kept by store.c, and what the caller calls those made from now on.
      */

@@ -92,10 +92,13 @@ typedef struct h3_weight {
     int64_t rows, cols;
     int32_t n_parts;
     bool interleaved; ///< a fused qkv whose rows are (head, {q, k, v}, channel); else [q; k; v]
-    /** Its bytes are on the device only while they are needed: a backend keeps nothing of their size
-     *  that it made from them. */
+    /** Its bytes are on the device only while they are needed: a backend keeps nothing of their
+     * size that it made from them. */
     bool is_passing;
     bool is_made; ///< computed or decoded when it was bound: the bytes are not those of a file
+    /** h3_dtype in which alone a device holds it while it stays there, see h3_dev.form; F32: as it
+     * is stored. */
+    uint8_t form;
     h3_weight_part part[H3_MAX_PARTS];
     h3_tensor bias; ///< [rows] f32, data NULL when absent
     void *packed;   ///< owned by the backend that made it

@@ -193,6 +193,15 @@ H3_NODISCARD h3_status h3_store_create(h3_store **out, h3_dev *d);
 H3_NODISCARD h3_status h3_store_add(h3_store *s, int group, h3_weight *w);
 H3_NODISCARD h3_status h3_store_acquire(h3_store *s, int group);
 void h3_store_release(h3_store *s, int group);
+/** What meets the matrices of a group from now on: `rows` rows (the fewest at once) of type `act`,
+ *  by products that `is_tolerant` says (h3_dev). A device may hold those that stay in the form that
+ *  such products take, and in no other. Where that changes all groups come anew; none may be in
+ * use.
+ */
+void h3_store_meets(h3_store *s, int group, h3_dtype act, int64_t rows, bool is_tolerant);
+/** Bytes that the matrices take less on the device than in their files because of that, when all
+ *  stay, and (may be NULL) the most that a group takes as stored on its way to its form. */
+size_t h3_store_saved(const h3_store *s, size_t *on_the_way);
 /** True once every group stays on the device: acquire and release have nothing more to do. */
 bool h3_store_is_resident(const h3_store *s);
 /** All ranks of the device acquire the same groups of this store in the same order, so it may be

@@ -13,6 +13,10 @@
  * memory of its own they pass through a ring of slots (ring.h): the next one is sent on its way
  * before this one is computed with.
  *
+ * A matrix that stays may be held in another form than its file's (h3_dev.form): a group is
+ * uploaded as it is stored, its forms are made, and what was uploaded goes. One that streams comes
+ * as stored.
+ *
  * Over ranks a store whose groups all of them use in the same order may instead be spread over
  * them (h3_dev.spreads_weights, shard.h): each holds a part of every large group and gathers the
  * next one ahead.
@@ -31,7 +35,8 @@ typedef struct group {
     h3_load load;
     bool is_ready;
     bool is_kept; ///< stays once it is there
-    size_t bytes;
+    size_t bytes; ///< as stored
+    size_t held;  ///< on the device when it is kept: in its form
 } group;
 
 /* Reads ahead on a thread of its own: the hint blocks until the disk has taken the requests. */
@@ -156,6 +161,21 @@ static h3_status upload_part(h3_dev *d, h3_weight_part *p)
     return H3_OK;
 }
 
+/* What is uploaded has been made into another form: it goes. */
+static h3_status reform(h3_dev *d, h3_load *l)
+{
+    for (int i = 0; i < l->n; i++) {
+        h3_weight *w = l->w[i];
+        if (w->form == H3_F32) continue;
+        H3_TRY(d->reform(d, w));
+        for (int k = 0; k < w->n_parts; k++) {
+            if (is_on_device(&w->part[k])) d->dealloc(d, w->part[k].dev);
+            w->part[k].dev = NULL;
+        }
+    }
+    return H3_OK;
+}
+
 /* A device reads its own memory a hundred times as fast as the host reads a map. */
 static h3_status look_there(h3_store *s, h3_load *l)
 {
@@ -192,6 +212,7 @@ static h3_status fetch(h3_store *s, group *g)
                 H3_TRY(upload_part(s->dev, p));
         }
     if (looks) H3_TRY(look_there(s, l));
+    if (is_remote) H3_TRY(reform(s->dev, l));
     if (!s->dev->is_plan) h3_load_count(l, s->dev, is_remote);
     g->is_ready = true;
     return H3_OK;
@@ -215,21 +236,47 @@ static void free_group(h3_store *s, group *g)
 
 /* ------------------------------------------------------------------------------ who stays */
 
+static bool has_form(const group *g)
+{
+    for (int i = 0; i < g->load.n; i++)
+        if (g->load.w[i]->form != H3_F32) return true;
+    return false;
+}
+
+/* Bytes of a group that stays; as they lie in a file, where it has no form. */
+static size_t held_bytes(const group *g)
+{
+    size_t n = 0;
+
+    for (int i = 0; i < g->load.n; i++) {
+        const h3_weight *w = g->load.w[i];
+        const size_t each = h3_dtype_bytes((h3_dtype)w->form);
+        for (int k = 0; k < w->n_parts; k++) {
+            const h3_weight_part *p = &w->part[k];
+            n += w->form == H3_F32 ? p->bytes : (size_t)(p->rows * p->cols) * each;
+            if (w->form == H3_F8_E4M3) n += (size_t)p->rows * sizeof(float); // scales
+        }
+    }
+    return n;
+}
+
 /* `n_kept` groups, evenly spread: group i stays when the line i * n_kept / n steps up. True when
- * they, one streamed group in use and one on its way take no more than `budget`. */
+ * they, as stored the one that comes last, and one streamed group in use and one on its way take no
+ * more than `budget`. */
 static bool try_keeping(h3_store *s, int n_kept, size_t budget)
 {
-    size_t kept = 0, widest = 0;
+    size_t kept = 0, widest = 0, on_the_way = 0;
 
     for (int i = 0; i < s->n_groups; i++) {
         group *g = &s->groups[i];
         g->is_kept = (int64_t)(i + 1) * n_kept / s->n_groups > (int64_t)i * n_kept / s->n_groups;
         if (g->is_kept)
-            kept += g->bytes;
+            kept += g->held;
         else if (g->bytes > widest)
             widest = g->bytes;
+        if (g->is_kept && has_form(g) && g->bytes > on_the_way) on_the_way = g->bytes;
     }
-    return kept + 2 * widest <= budget;
+    return kept + on_the_way + 2 * widest <= budget;
 }
 
 /* Two slots let one group travel while another is computed with; a third takes up unevenness when
@@ -241,7 +288,7 @@ static h3_status make_ring(h3_store *s)
 
     for (int i = 0; i < s->n_groups; i++) {
         group *g = &s->groups[i];
-        if (g->is_kept) kept += g->bytes;
+        if (g->is_kept) kept += g->held;
         if (g->is_kept || g->load.n == 0) continue;
         if (g->bytes > widest) widest = g->bytes;
         n_streamed++;
@@ -276,14 +323,17 @@ static h3_status spread(h3_store *s)
 /* Once, at the first use: all groups are known then. */
 static h3_status settle(h3_store *s)
 {
-    size_t total = 0;
+    size_t total = 0, on_the_way = 0;
 
     for (int i = 0; i < s->n_groups; i++) {
         group *g = &s->groups[i];
         g->load.bytes = g->bytes = h3_load_bytes(&g->load);
+        g->held = has_form(g) ? held_bytes(g) : g->bytes;
         g->is_kept = true;
-        total += g->bytes;
+        total += g->held;
+        if (has_form(g) && g->bytes > on_the_way) on_the_way = g->bytes;
     }
+    total += on_the_way;
     s->budget = budget_of(s);
     s->comm = s->dev->comm;
     s->is_settled = true;
@@ -460,6 +510,35 @@ static void drop_pages(const group *g)
             h3_map_done(l->w[i]->part[k].data, l->w[i]->part[k].bytes, true);
 }
 
+void h3_store_meets(h3_store *s, int index, h3_dtype act, int64_t rows, bool is_tolerant)
+{
+    const h3_dev *d = s->dev->is_plan ? s->dev->plans_for : s->dev;
+
+    if (!d || !d->form || index < 0 || index >= s->n_groups) return;
+    const h3_load *l = &s->groups[index].load;
+    for (int i = 0; i < l->n; i++) {
+        const h3_dtype form = d->form(d, l->w[i], act, rows, is_tolerant);
+        if (form == (h3_dtype)l->w[i]->form) continue;
+        if (s->is_settled) h3_store_drop(s);
+        l->w[i]->form = (uint8_t)form;
+    }
+}
+
+size_t h3_store_saved(const h3_store *s, size_t *on_the_way)
+{
+    size_t n = 0, widest = 0;
+
+    for (int i = 0; i < s->n_groups; i++) {
+        const group *g = &s->groups[i];
+        const size_t stored = h3_load_bytes(&g->load);
+        if (!has_form(g)) continue;
+        n += stored > held_bytes(g) ? stored - held_bytes(g) : 0;
+        if (stored > widest) widest = stored;
+    }
+    if (on_the_way) *on_the_way = widest;
+    return n;
+}
+
 bool h3_store_is_resident(const h3_store *s)
 {
     if (!s->is_settled || is_outdated(s) || s->is_streaming || s->shards) return false;
@@ -496,7 +575,7 @@ size_t h3_store_held(const h3_store *s)
     size_t n = s->ring ? h3_ring_held(s->ring) : s->shards ? h3_shards_held(s->shards) : 0;
 
     for (int i = 0; i < s->n_groups; i++)
-        if (s->groups[i].is_kept && s->groups[i].is_ready) n += s->groups[i].bytes;
+        if (s->groups[i].is_kept && s->groups[i].is_ready) n += s->groups[i].held;
     return n;
 }
 

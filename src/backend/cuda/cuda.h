@@ -175,6 +175,10 @@ h3_status h3_cuda_line_weight(h3_dev *d, const h3_weight *w, int64_t ci, int tap
 h3_status h3_cuda_bias(h3_dev *d, const h3_weight *w, h3_dtype t, bool may_round, const void **out);
 /** True when every part already lies on the device as a plain matrix of dtype `t`. */
 bool h3_cuda_is_plain(const h3_weight *w, int i, h3_dtype t);
+/** The doors h3_dev.form and reform. */
+h3_dtype h3_cuda_form(const h3_dev *d, const h3_weight *w, h3_dtype act, int64_t rows,
+                      bool is_tolerant);
+h3_status h3_cuda_reform(h3_dev *d, const h3_weight *w);
 /** Description of part `i` for the decoding kernel. */
 h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out);
 void h3_cuda_weight_free(h3_dev *d, h3_weight *w);
@@ -211,6 +215,10 @@ h3_status h3_cuda_offer_heads8(h3_dev *d, h3_head_pair *p);
 void h3_sdpa_close(h3_dev *d);
 
 /* ---- gemm.c ---- */
+
+/** Under math fp8: true when a product of S rows (over all bands and ranks) with w goes in e4m3:
+ *  large ones, with a bias only where the caller bears it. */
+bool h3_cuda_takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w, bool is_tolerant);
 
 /** A slot for y [S, C], which the entry being run is about to write, when y may be left in e4m3
  *  alone (is_dense: row after row, else each in its own place); NULL when not. Whatever waited in

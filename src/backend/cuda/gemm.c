@@ -40,12 +40,10 @@ static h3_tensor rows_of(h3_tensor t, int64_t stride, int64_t at, int64_t n)
 
 /* ---------------------------------------------------------------- e4m3 */
 
-/* Under math fp8: large products, with a bias only where the caller allows it. S: rows over all
- * bands and ranks. */
-static bool takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w)
+bool h3_cuda_takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w, bool is_tolerant)
 {
     if (d->backend->math != H3_CUDA_FP8 || S < d->backend->fp8_rows) return false;
-    if (!h3_is_null(w->bias) && !d->is_tolerant) return false;
+    if (!h3_is_null(w->bias) && !is_tolerant) return false;
     if (w->cols % 16 || w->cols > 16384) return false;
     for (int i = 0; i < w->n_parts; i++)
         if (w->part[i].rows % 16) return false;
@@ -54,7 +52,9 @@ static bool takes_e4m3(const h3_dev *d, int64_t S, const h3_weight *w)
 
 static bool is_fp8(const h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w)
 {
-    return takes_e4m3(d, d->whole_rows ? d->whole_rows : h3_n_rows(x), w) && x.dtype == H3_BF16 &&
+    const int64_t S = d->whole_rows ? d->whole_rows : h3_n_rows(x);
+
+    return h3_cuda_takes_e4m3(d, S, w, d->is_tolerant) && x.dtype == H3_BF16 &&
            y.dtype == H3_BF16 && (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0;
 }
 
@@ -77,8 +77,8 @@ h3_status h3_cuda_offer_rows8(h3_dev *d, h3_tensor y, bool is_dense, h3_rows8 **
             free_one = r;
     }
     if (!w || w == &h3_reader_attention || w->cols != C || !free_one || S == 0 ||
-        !takes_e4m3(d, d->whole_rows ? d->whole_rows : S, w) || !h3_is_dense(y) ||
-        (uintptr_t)y.data % 16)
+        !h3_cuda_takes_e4m3(d, d->whole_rows ? d->whole_rows : S, w, d->is_tolerant) ||
+        !h3_is_dense(y) || (uintptr_t)y.data % 16)
         return H3_OK;
     H3_TRY(h3_cuda_grow(d, &free_one->scales, (size_t)S * sizeof(float)));
     free_one->data = y.data;

@@ -397,6 +397,8 @@ h3_status h3_cuda_open(h3_dev *d, const h3_dev_opts *opts, int index)
     d->memory = cuda_memory;
     d->way = cuda_way;
     d->scan = cuda_scan;
+    d->form = h3_cuda_form;
+    d->reform = h3_cuda_reform;
     d->stream = b->stream;
     H3_TRY(h3_cuda_queues_open(d));
     h3_cuda_fill_recording(d);

@@ -6,6 +6,8 @@
  *                     f32 products widen 16-bit weights exactly
  *   once, and kept    f32 weights under 16-bit activations, and weights with adapters: the copy has
  *                     the size that plain 16-bit weights have
+ *   once, instead     the same, and e4m3, where a store keeps the weight (h3_dev.form): what was
+ *                     stored goes, and is fetched again for whoever should ask for it
  *
  * What belongs to a weight here hangs on h3_weight.packed and goes with it.
  */
@@ -18,8 +20,9 @@
 
 typedef struct packed_part {
     bool has_companions;
-    h3_part part;  ///< pointers on the device
-    void *copy[3]; ///< decoded and kept, by dtype (F32 never is)
+    h3_part part;    ///< pointers on the device
+    const void *own; ///< bytes as stored that no store brought, or brought back
+    void *copy[3];   ///< decoded and kept, by dtype (F32 never is)
     void *fp8;
     float *fp8_scale;
 } packed_part;
@@ -174,8 +177,7 @@ h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out)
     H3_TRY(packed_of(w, &k));
     packed_part *pp = &k->part[i];
     if (!pp->has_companions) {
-        h3_part q = {.data = p->dev,
-                     .rows = p->rows,
+        h3_part q = {.rows = p->rows,
                      .cols = p->cols,
                      .row_bytes = (int64_t)p->row_bytes,
                      .row0 = p->row0,
@@ -190,8 +192,6 @@ h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out)
                      .swizzled = p->swizzled};
         for (int j = 0; j < i; j++)
             q.first += w->part[j].rows;
-        /* Not brought here by a store: the backend's own copy. */
-        if (!is_on_device(p)) H3_TRY(take_copy(d, k, p->data, p->bytes, &q.data));
         H3_TRY(upload_companions(d, k, p, &q));
         H3_TRY(upload_adapters(d, k, w));
         q.lora = k->lora;
@@ -200,7 +200,8 @@ h3_status h3_cuda_part(h3_dev *d, const h3_weight *w, int i, h3_part *out)
         pp->has_companions = true;
     }
     *out = pp->part;
-    if (is_on_device(p)) out->data = p->dev; // a store that streams moves it
+    if (!is_on_device(p) && !pp->own) H3_TRY(take_copy(d, k, p->data, p->bytes, &pp->own));
+    out->data = is_on_device(p) ? p->dev : pp->own; // a store that streams moves it
     return H3_OK;
 }
 
@@ -237,10 +238,25 @@ static bool is_worth_keeping(const h3_weight *w, int i, h3_dtype want)
     const size_t bytes = (size_t)(w->part[i].rows * w->part[i].cols) * 2;
     size_t free_bytes = 0, total = 0;
 
-    if (want == H3_F32 || w->is_passing) return false;
+    if (want == H3_F32 || w->is_passing || w->form != H3_F32) return false;
     if (w->n_lora == 0 && plain_dtype(&w->part[i]) == H3_DTYPE_COUNT) return false;
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) return false;
     return free_bytes > 3 * bytes && free_bytes > total / 8;
+}
+
+/* All of part `i`, decoded, with the weight. */
+static h3_status keep_copy(h3_dev *d, const h3_weight *w, packed *k, int i, h3_dtype want)
+{
+    packed_part *pp = &k->part[i];
+    const int64_t N = w->part[i].rows, K = w->part[i].cols;
+    h3_part p;
+
+    H3_TRY(h3_cuda_part(d, w, i, &p));
+    H3_TRY(take(d, k, &pp->copy[want], (size_t)(N * K) * h3_dtype_bytes(want)));
+    H3_LAUNCH(d,
+              h3_k_decode(d->backend->stream, dense_view(pp->copy[want], want, N, K), &p, 0, NULL));
+    d->backend->counts[H3_CUDA_N_DECODED]++;
+    return H3_OK;
 }
 
 h3_status h3_cuda_matrix(h3_dev *d, const h3_weight *w, int i, h3_dtype want, int64_t row,
@@ -252,21 +268,17 @@ h3_status h3_cuda_matrix(h3_dev *d, const h3_weight *w, int i, h3_dtype want, in
     packed *k;
     h3_part p;
 
-    H3_TRY(h3_cuda_part(d, w, i, &p));
     H3_TRY(packed_of(w, &k));
     packed_part *pp = &k->part[i];
-    if (h3_cuda_is_plain(w, i, want)) {
-        *out = (const char *)p.data + row * p.row_bytes;
-        return H3_OK;
-    }
-    if (!pp->copy[want] && is_worth_keeping(w, i, want)) {
-        H3_TRY(take(d, k, &pp->copy[want], (size_t)(p.rows * K) * each));
-        H3_LAUNCH(d,
-                  h3_k_decode(b->stream, dense_view(pp->copy[want], want, p.rows, K), &p, 0, NULL));
-        b->counts[H3_CUDA_N_DECODED]++;
-    }
+    if (!pp->copy[want] && !h3_cuda_is_plain(w, i, want) && is_worth_keeping(w, i, want))
+        H3_TRY(keep_copy(d, w, k, i, want));
     if (pp->copy[want]) {
         *out = (const char *)pp->copy[want] + (size_t)(row * K) * each;
+        return H3_OK;
+    }
+    H3_TRY(h3_cuda_part(d, w, i, &p));
+    if (h3_cuda_is_plain(w, i, want)) {
+        *out = (const char *)p.data + row * p.row_bytes;
         return H3_OK;
     }
     H3_TRY(h3_cuda_grow(d, &b->operand, (size_t)(n * K) * each));
@@ -303,7 +315,7 @@ static h3_status quantise_part(h3_dev *d, const h3_weight *w, int i, void *fp8, 
 
     for (int64_t r = 0; r < N; r += BAND) {
         const int64_t n = N - r < BAND ? N - r : BAND;
-        const void *rows;
+        const void *rows = NULL;
         H3_TRY(h3_cuda_matrix(d, w, i, H3_BF16, r, n, &rows));
         H3_LAUNCH(d, h3_k_quantise(d->backend->stream, (char *)fp8 + r * K, scales + r,
                                    dense_view((void *)(uintptr_t)rows, H3_BF16, n, K)));
@@ -336,6 +348,37 @@ h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **
     }
     *out = pp->fp8;
     *scales = pp->fp8_scale;
+    return H3_OK;
+}
+
+h3_dtype h3_cuda_form(const h3_dev *d, const h3_weight *w, h3_dtype act, int64_t rows,
+                      bool is_tolerant)
+{
+    bool is_stored = w->n_lora == 0;
+
+    if (d->backend->math == H3_CUDA_F32 || (act != H3_BF16 && act != H3_F16)) return H3_F32;
+    if (act == H3_BF16 && h3_cuda_takes_e4m3(d, rows, w, is_tolerant)) return H3_F8_E4M3;
+    for (int i = 0; i < w->n_parts; i++) {
+        const h3_dtype t = plain_dtype(&w->part[i]);
+        if (t == H3_DTYPE_COUNT) return H3_F32; // decoded for each product: smaller
+        is_stored = is_stored && t == act;
+    }
+    return is_stored ? H3_F32 : act;
+}
+
+h3_status h3_cuda_reform(h3_dev *d, const h3_weight *w)
+{
+    packed *k;
+
+    H3_TRY(packed_of(w, &k));
+    for (int i = 0; i < w->n_parts; i++) {
+        const void *p;
+        const float *scales;
+        if (w->form == H3_F8_E4M3)
+            H3_TRY(h3_cuda_matrix_fp8(d, w, i, &p, &scales));
+        else if (!k->part[i].copy[w->form])
+            H3_TRY(keep_copy(d, w, k, i, (h3_dtype)w->form));
+    }
     return H3_OK;
 }
 
