@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "args.h"
@@ -182,6 +183,23 @@ static h3_file_opts file_opts(const cli *c)
                           .is_delta = c->is_delta};
 }
 
+/* A file is there: said to people, and to programs. */
+static int wrote_file(const cli *c, h3_status st, const char *path)
+{
+    struct stat info;
+
+    if (st != H3_OK) return report_failed(c, st);
+    const double bytes = stat(path, &info) == 0 ? (double)info.st_size : 0;
+    if (c->is_json) {
+        printf("{\"event\":\"done\",\"output\":");
+        json_text(path);
+        printf(",\"bytes\":%.0f}\n", bytes);
+    } else if (!c->is_quiet) {
+        fprintf(stderr, bytes < 1e6 ? "%s: %.3g MB\n" : "%s: %.1f MB\n", path, bytes / 1e6);
+    }
+    return 0;
+}
+
 static int run_dump(cli *c)
 {
     h3_status st;
@@ -192,7 +210,7 @@ static int run_dump(cli *c)
     }
     const h3_file_opts opts = file_opts(c);
     st = h3_dump(c->arg[0], c->dump_all ? NULL : c->tensor, &opts, c->output);
-    return st == H3_OK ? 0 : report_failed(c, st);
+    return wrote_file(c, st, c->output);
 }
 
 static int run_convert(cli *c)
@@ -205,7 +223,23 @@ static int run_convert(cli *c)
     }
     const h3_file_opts opts = file_opts(c);
     st = h3_convert_file(c->arg[0], &opts, c->output);
-    return st == H3_OK ? 0 : report_failed(c, st);
+    return wrote_file(c, st, c->output);
+}
+
+/* Lines "name  1.234 GB". */
+static void print_forms(const cli *c, const char *text)
+{
+    char name[64];
+    double gb;
+    int n;
+
+    if (!c->is_json) {
+        fputs(text, stdout);
+        return;
+    }
+    for (const char *p = text; sscanf(p, "%63s %lf GB %n", name, &gb, &n) == 2; p += n)
+        printf("%s{\"form\":\"%s\",\"gigabytes\":%.3f}", p == text ? "[" : ",\n ", name, gb);
+    printf("]\n");
 }
 
 static int run_synth(cli *c)
@@ -215,7 +249,7 @@ static int run_synth(cli *c)
 
     if (strcmp(c->arg[0], "list") == 0) {
         st = h3_synth_list(c->bench.layers, &text);
-        if (st == H3_OK) fputs(text, stdout);
+        if (st == H3_OK) print_forms(c, text);
         h3_string_free(text);
         return st == H3_OK ? 0 : report_failed(c, st);
     }
@@ -224,7 +258,7 @@ static int run_synth(cli *c)
         return 2;
     }
     st = h3_synth(c->arg[0], c->bench.layers, c->rq.seed, c->output);
-    return st == H3_OK ? 0 : report_failed(c, st);
+    return wrote_file(c, st, c->output);
 }
 
 static int run_mux(cli *c)
@@ -236,7 +270,7 @@ static int run_mux(cli *c)
         return 2;
     }
     st = h3_mux_files(c->arg[0], c->rq.wav_path, c->mux_fps, &c->rq);
-    return st == H3_OK ? 0 : report_failed(c, st);
+    return wrote_file(c, st, c->rq.out_path);
 }
 
 static int run_inspect(cli *c)
@@ -289,7 +323,7 @@ static int run(cli *c)
     case CMD_SERVE:
         return srv_run(&c->serve);
     case CMD_VERSION:
-        printf("h3av %s\n", h3_version());
+        printf(c->is_json ? "{\"version\":\"%s\"}\n" : "h3av %s\n", h3_version());
         return 0;
     case CMD_HELP:
         if (c->wants_man) {

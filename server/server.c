@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,6 +155,30 @@ static bool are_origins(const char *list)
     return true;
 }
 
+static bool are_limits_ok(const srv_opts *o)
+{
+    const struct {
+        const char *name;
+        long long value, least, most;
+    } list[] = {{"--port", o->port, 0, 65535},
+                {"--queue", o->max_queue, 1, INT_MAX},
+                {"--max-connections", o->max_connections, 4, INT_MAX},
+                {"--max-streams", o->max_streams, 1, INT_MAX},
+                {"--max-body", (long long)o->max_body, 1024, LLONG_MAX},
+                {"--checkpoint-every", o->checkpoint_every, 0, INT_MAX}};
+
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        if (list[i].value >= list[i].least && list[i].value <= list[i].most) continue;
+        if (list[i].most == 65535)
+            srv_error("%s %lld: expected 0 to 65535", list[i].name, list[i].value);
+        else
+            srv_error("%s %lld: expected at least %lld", list[i].name, list[i].value,
+                      list[i].least);
+        return false;
+    }
+    return true;
+}
+
 static int check_opts(srv *s)
 {
     const int st = read_key(s);
@@ -165,12 +190,7 @@ static int check_opts(srv *s)
                   s->opts.cors);
         return 2;
     }
-    if (s->opts.port < 0 || s->opts.port > 65535 || s->opts.max_queue < 1 ||
-        s->opts.max_connections < 4 || s->opts.max_streams < 1 || s->opts.max_body < 1024 ||
-        s->opts.checkpoint_every < 0) {
-        srv_error("an option of serve is out of range: ports are 0 to 65535, limits positive");
-        return 2;
-    }
+    if (!are_limits_ok(&s->opts)) return 2;
     if (s->opts.db && (!srv_pg_is_url(s->opts.db) || !s->opts.data_dir)) {
         srv_error("--db expects postgresql://..., and --data the folder that all servers share");
         return 2;

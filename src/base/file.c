@@ -340,7 +340,16 @@ static bool is_special(const char *path)
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 }
 
-h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
+/* Where a link to a file leads, malloc'd: it is the file that is replaced, not the link. */
+static char *linked(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && h3_path_exists(path)
+               ? realpath(path, NULL)
+               : NULL;
+}
+
+static h3_status reserve(h3_atomic *a, const char *path)
 {
     static atomic_uint counter;
     const char *slash = strrchr(path, '/');
@@ -371,6 +380,15 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
         enlist(a->tmp);
     }
     free(dir);
+    return st;
+}
+
+h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
+{
+    char *real = linked(path);
+    const h3_status st = reserve(a, real ? real : path);
+
+    free(real);
     return st;
 }
 

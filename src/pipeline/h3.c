@@ -401,6 +401,27 @@ static h3_status plan_job(h3_engine *e, const h3_request *rq, json_t **out)
     return st;
 }
 
+/* A list of numbers on one line: fifty sigmas are read as one thing. */
+static void join_numbers(char *text)
+{
+    char *to = text;
+
+    for (const char *p = text; *p;) {
+        const size_t n = *p == '[' ? strspn(p + 1, " \n0123456789+-.eE,") : 0;
+        const char *end = n && p[1 + n] == ']' ? p + 1 + n : NULL;
+        if (*p == '"') { // texts stay as they are
+            do {
+                if (*p == '\\') *to++ = *p++;
+                *to++ = *p++;
+            } while (*p != '"');
+        }
+        for (; end && p < end; p++)
+            if (*p != '\n' && (*p != ' ' || to[-1] == ',')) *to++ = *p;
+        *to++ = *p++;
+    }
+    *to = '\0';
+}
+
 h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
 {
     h3_request with_file = *rq;
@@ -413,6 +434,7 @@ h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
     if (st != H3_OK) return st;
     *json = json_dumps(o, JSON_INDENT(2));
     json_decref(o);
+    if (*json) join_numbers(*json);
     return *json ? H3_OK : h3_fail(H3_E_NOMEM, "no memory for the plan");
 }
 

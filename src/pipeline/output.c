@@ -64,6 +64,19 @@ h3_status h3_output_container(const char *path)
     return H3_OK;
 }
 
+static h3_status check_sound(const char *path)
+{
+    static const char *const others[] = {"mp3",  "m4a", "aac",  "flac", "ogg",
+                                         "opus", "mp4", "aiff", "wma"};
+    const char *dot = strrchr(path, '.');
+
+    for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)
+        if (strcasecmp(dot + 1, others[i]) == 0)
+            return h3_fail(H3_E_ARG, "output %s: sound is written as WAV, name it %.*s.wav", path,
+                           (int)(dot - path), path);
+    return H3_OK;
+}
+
 h3_status h3_output_any(const h3_request *rq)
 {
     if (rq->out_path || rq->frames_dir || rq->wav_path) return H3_OK;
@@ -81,6 +94,7 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
         H3_TRY(check_name(rq->out_path));
         H3_TRY(h3_mux_check(&opt));
     }
+    if (rq->wav_path) H3_TRY(check_sound(rq->wav_path));
     if (rq->wav_path) H3_TRY(check_name(rq->wav_path));
     /* A latents file that cannot be written is a warning (the run is worth more), a wrong name not.
      */

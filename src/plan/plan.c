@@ -55,9 +55,9 @@ h3_plan_request h3_plan_request_default(void)
                   .sample_patch = 2}};
 }
 
-static H3_PRINTF(3, 4) void warn(h3_plan *p, h3_plan_note note, const char *fmt, ...)
+void h3_plan_warn(h3_plan *p, h3_plan_note note, const char *fmt, ...)
 {
-    if (p->n_warnings == H3_MAX_WARNINGS) return; // 3 of the request and 2 a reference fit
+    if (p->n_warnings == H3_MAX_WARNINGS) return; // 6 of the request and 2 a reference fit
     h3_plan_warning *w = &p->warnings[p->n_warnings++];
     w->note = note;
     va_list ap;
@@ -194,10 +194,11 @@ static h3_status resolve_canvas(h3_plan *p, const h3_plan_request *r)
     // rounding.
     h3_size own;
     if (h3_canvas_resolve(&own, (double)p->canvas.width, (double)p->canvas.height, rule) != H3_OK)
-        warn(p, H3_NOTE_CANVAS, "canvas %lld x %lld is outside the trained ratios 1:4 .. 4:1",
-             (long long)p->canvas.width, (long long)p->canvas.height);
+        h3_plan_warn(p, H3_NOTE_CANVAS,
+                     "canvas %lld x %lld is outside the trained ratios 1:4 .. 4:1",
+                     (long long)p->canvas.width, (long long)p->canvas.height);
     else if (llabs(own.width - p->canvas.width) > m || llabs(own.height - p->canvas.height) > m)
-        warn(
+        h3_plan_warn(
             p, H3_NOTE_CANVAS,
             "canvas %lld x %lld is not one the model was trained on; for this ratio that is %lld x "
             "%lld",
@@ -215,19 +216,20 @@ static h3_status resolve_counts(h3_plan *p, const h3_plan_request *r)
     p->n_frames = h3_frames_align(r->n_frames > k->min_frames ? r->n_frames : k->min_frames);
     p->seconds = (double)p->n_frames / H3_FPS;
     if (p->n_frames != r->n_frames)
-        warn(p, H3_NOTE_FRAMES_SNAPPED,
-             "%lld frames become %lld (%.3f s): a video has 17 n + 5 frames, at least %lld",
-             (long long)r->n_frames, (long long)p->n_frames, p->seconds,
-             (long long)h3_frames_align(k->min_frames));
+        h3_plan_warn(p, H3_NOTE_FRAMES_SNAPPED,
+                     "%lld frames become %lld (%.3f s): a video has 17 n + 5 frames, at least %lld",
+                     (long long)r->n_frames, (long long)p->n_frames, p->seconds,
+                     (long long)h3_frames_align(k->min_frames));
     if (k->is_duration_strict && !h3_frames_is_trained(p->n_frames))
         return h3_fail(H3_E_ARG,
                        "%lld frames become %lld, %.3f s at 24 fps: expected 5 .. 15 s, that is "
                        "108 .. 345 frames",
                        (long long)r->n_frames, (long long)p->n_frames, p->seconds);
     if (p->n_frames < k->trained_min_frames || p->n_frames > k->trained_max_frames)
-        warn(p, H3_NOTE_DURATION, "%.3f s (%lld frames) is outside the trained %.3g .. %.3g s",
-             p->seconds, (long long)p->n_frames, (double)k->trained_min_frames / H3_FPS,
-             (double)k->trained_max_frames / H3_FPS);
+        h3_plan_warn(p, H3_NOTE_DURATION,
+                     "%.3f s (%lld frames) is outside the trained %.3g .. %.3g s", p->seconds,
+                     (long long)p->n_frames, (double)k->trained_min_frames / H3_FPS,
+                     (double)k->trained_max_frames / H3_FPS);
     p->latent =
         (h3_latent_shape){h3_frames_to_latents(p->n_frames), p->canvas.height / k->spatial_ratio,
                           p->canvas.width / k->spatial_ratio};
@@ -296,12 +298,13 @@ static h3_status plan_clip(h3_plan *p, h3_condition *c, const h3_ref_info *m)
     H3_TRY(h3_clip_samples_init(&c->samples, c->n_frames, H3_FPS, k->sample_fps, k->sample_patch));
     c->shape.t = h3_encoded_latents(c->n_encoded);
     if (all > p->n_frames)
-        warn(p, H3_NOTE_REFERENCE_CUT, "reference %d: %lld frames at 24 fps are cut to %lld",
-             number, (long long)all, (long long)p->n_frames);
+        h3_plan_warn(p, H3_NOTE_REFERENCE_CUT,
+                     "reference %d: %lld frames at 24 fps are cut to %lld", number, (long long)all,
+                     (long long)p->n_frames);
     if (c->n_frames < H3_MIN_FRAMES)
-        warn(p, H3_NOTE_REFERENCE_SHORT,
-             "reference %d: %lld frames at 24 fps; the last one is repeated to fill a clip", number,
-             (long long)c->n_frames);
+        h3_plan_warn(p, H3_NOTE_REFERENCE_SHORT,
+                     "reference %d: %lld frames at 24 fps; the last one is repeated to fill a clip",
+                     number, (long long)c->n_frames);
     return H3_OK;
 }
 
@@ -318,14 +321,15 @@ static h3_status plan_reference(h3_plan *p, h3_condition *c, const h3_ref_info *
     if (m->kind == H3_REF_AUDIO && m->n_samples < 1)
         return h3_fail(H3_E_ARG, "the sound has no samples");
     if (m->n_samples == 0) {
-        warn(p, H3_NOTE_REFERENCE_SILENT,
-             "reference %d: its soundtrack has no samples and is taken as absent", c->source + 1);
+        h3_plan_warn(p, H3_NOTE_REFERENCE_SILENT,
+                     "reference %d: its soundtrack has no samples and is taken as absent",
+                     c->source + 1);
         return H3_OK;
     }
     H3_TRY(plan_sound(p, c, m));
     if (m->kind == H3_REF_AUDIO && c->n_keep < m->n_samples)
-        warn(p, H3_NOTE_REFERENCE_CUT, "reference %d: %.3f s of sound are cut to %.3f s",
-             c->source + 1, (double)m->n_samples / (double)m->rate, p->seconds);
+        h3_plan_warn(p, H3_NOTE_REFERENCE_CUT, "reference %d: %.3f s of sound are cut to %.3f s",
+                     c->source + 1, (double)m->n_samples / (double)m->rate, p->seconds);
     return H3_OK;
 }
 

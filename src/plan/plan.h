@@ -107,7 +107,8 @@ typedef enum h3_plan_note {
     H3_NOTE_CANVAS,             ///< not a canvas the model was trained on
     H3_NOTE_REFERENCE_CUT,      ///< a reference is longer than the video and is cut
     H3_NOTE_REFERENCE_SHORT,    ///< a reference clip has fewer than 22 frames and is padded
-    H3_NOTE_REFERENCE_SILENT    ///< a soundtrack without samples is taken as no soundtrack
+    H3_NOTE_REFERENCE_SILENT,   ///< a soundtrack without samples is taken as no soundtrack
+    H3_NOTE_LABEL               ///< the prompt names a reference that is not there
 } h3_plan_note;
 
 typedef struct h3_plan_warning {
@@ -151,6 +152,9 @@ typedef struct h3_plan {
  */
 H3_NODISCARD h3_status h3_plan_create(h3_plan **out, const h3_plan_request *r);
 void h3_plan_free(h3_plan **p);
+
+/** Adds a warning, while there is room. */
+void h3_plan_warn(h3_plan *p, h3_plan_note note, const char *fmt, ...) H3_PRINTF(3, 4);
 
 /** The packed sequence once the text is known. `tags` [n_text] as in h3_layout_in. */
 H3_NODISCARD h3_status h3_plan_layout(h3_layout **out, const h3_plan *p, const int32_t *tags,

@@ -300,6 +300,36 @@ refuses "length twice" 2 "twice" generate -p x -f 22 -t 3 -o refused.mp4
 refuses "device unknown" 2 "tpu" generate -p x -d tpu -o refused.mp4
 refuses "codec unknown" 2 "libfoo" generate -p x --codec libfoo -o refused.mp4
 
+refuses "a prompt without quotes" 2 "needs quotes" generate a red circle -o refused.mp4
+refuses "an option of other programs" 2 "--num-frames: it is --frames here" generate x --num-frames 22 -o refused.mp4
+refuses "something the model has not" 2 "without guidance" generate x --cfg-scale 7 -o refused.mp4
+refuses "a frame rate" 2 "24 frames a second" generate x --fps 30 -o refused.mp4
+refuses "a form of frames nobody writes" 2 "without --frames-dir" generate x $small --frames-format ppm -o refused.mp4
+refuses "a rate of references that are not there" 2 "without --ref" generate x $small --ref-fps 12 -o refused.mp4
+refuses "strictness with nothing to be strict about" 2 "without --lora" generate x $small --strict -o refused.mp4
+refuses "sound that is no WAV" 2 "s.wav" generate x $small --wav s.mp3
+refuses "an option of the server" 2 "does not apply" version --port 1
+"$h3av" serve --port 99999 >out 2>err
+check "serve names the option that is out of range" "$? $(grep -c -- '--port 99999: expected 0 to 65535' err)" "2 1"
+succeeds "labels without references" plan -p "<Picture 1> sings <Audio 2>; <Video 1x>, <Picture one>" --json
+check "labels without references are told" "$(python3 -c '
+import json
+print([w.split(",")[0] for w in json.load(open("out"))["warnings"] if "names" in w])')" "['the prompt names <Picture 1>', 'the prompt names <Audio 2>']"
+check "numbers of the plan lie on one line" "$(grep -c '"sigmas": \[1.0, .*, 0.0\]' out)" 1
+succeeds "the built-in model by its short name" plan -m builtin -p x -q
+check "its size" "$(python3 -c 'import json; print(json.load(open("out"))["width"])')" 256
+printf 'two words\n' | "$h3av" tokenize --prompt-file - >piped 2>err
+"$h3av" tokenize "two words" >out 2>>err
+check "tokens of standard input" "$(cmp piped out && echo same)" same
+for c in "version" "synth list" "dump $data/tiny-h3/original/FL2VA/transformer --tensor rope.inv_freq -o one.safetensors" \
+    "synth lora_native_inferred --layers 1 -o two.safetensors" "mux fr --wav s.wav -o three.mp4"; do
+    "$h3av" $c --json >out 2>err
+    check "$c: one JSON document" "$(python3 -c 'import json; print(bool(json.load(open("out"))))')" True
+done
+: >target.mp4 && ln -s target.mp4 link.mp4
+succeeds "a link as output" generate -p "a red circle" $small -o link.mp4
+check "the file that a link leads to is written" "$([ -L link.mp4 ] && cmp a.mp4 target.mp4 && echo same)" same
+
 # ---- files that are not what they should be
 refuses "no such model" 5 "nowhere" generate -p x -m nowhere -o refused.mp4
 mkdir empty
