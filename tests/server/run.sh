@@ -17,5 +17,5 @@ venv=$root/build/python
 make_venv "$venv" "$here/requirements.txt" || exit 77
 
 H3AV=$program
-export H3AV
+export H3AV OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # threads that wait do not slow down others
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -W ignore::DeprecationWarning -x "$here" --ignore="$here/web" "$@"

@@ -28,6 +28,6 @@ make_venv "$venv" "$here/web/requirements.txt" || exit 77
 
 H3AV=$program
 H3AV_SHOTS=$root/build/web
-export H3AV H3AV_SHOTS
+export H3AV H3AV_SHOTS OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # threads that wait do not slow down others
 mkdir -p "$H3AV_SHOTS"
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -x "$here/web" "$@"
