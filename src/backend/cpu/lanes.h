@@ -246,26 +246,22 @@ INLINE vf v_gelu_erf(vf x)
 }
 
 /**
- * sin(x)^2. Cody-Waite reduction by pi/2 (three parts, fused), then the sine or cosine polynomial
- * of Cephes; the sign of the sine does not matter here. Arguments beyond 8192 go through libm.
+ * sin(x)^2, whose period is pi: x is reduced by it (Cody-Waite, three parts, fused) to |r| <= pi / 2,
+ * where 1 + z P(z), z = r^2, is sin(r) / r to 6.1e-9 (relative minimax); no cosine is needed and the
+ * sign does not matter. Arguments beyond 8192 go through libm.
  */
 INLINE vf v_sin_squared(vf x)
 {
     const vf magic = v_set(0x1.8p23f);
-    vf q = v_fma(x, v_set(0.636619772367581f), magic);
-    const vi odd = ((vi)q & 1) != 0;
-    q -= magic;
-    vf r = v_fma(q, v_set(-1.5707963705062866f), x);
-    r = v_fma(q, v_set(4.3711388286737929e-8f), r);
-    r = v_fma(q, v_set(1.7151245100059241e-15f), r);
+    const vf q = v_fma(x, v_set(0.318309886183790672f), magic) - magic;
+    vf r = v_fma(q, v_set(-3.1415927410125732f), x);
+    r = v_fma(q, v_set(8.7422776573475858e-8f), r);
+    r = v_fma(q, v_set(3.4302490200118482e-15f), r);
     const vf z = r * r;
-    vf s = v_fma(v_set(-1.9515295891e-4f), z, v_set(8.3321608736e-3f));
-    s = v_fma(s, z, v_set(-1.6666654611e-1f));
-    s = v_fma(s * z, r, r);
-    vf c = v_fma(v_set(2.443315711809948e-5f), z, v_set(-1.388731625493765e-3f));
-    c = v_fma(c, z, v_set(4.166664568298827e-2f));
-    c = v_fma(c * z, z, 1.0f - 0.5f * z);
-    vf v = v_pick(odd, c, s);
+    vf v = v_fma(v_set(2.6056311526190257e-6f), z, v_set(-1.980953966267407e-4f));
+    v = v_fma(v, z, v_set(8.333065547049046e-3f));
+    v = v_fma(v, z, v_set(-1.6666659712791443e-1f));
+    v = v_fma(v * z, r, r);
 #if VL == 16
     const int any =
         _mm512_cmp_ps_mask((__m512)(vf)((vu)x & 0x7fffffffu), _mm512_set1_ps(8192.0f), _CMP_GT_OQ);
