@@ -342,7 +342,7 @@ static enum MHD_Result count_header(void *user, enum MHD_ValueKind kind, const c
 
 /* Headers that could be read in two ways are refused, and the connection with them. Returns the
  * announced length, 0 none, -1 unknown (chunked). */
-static int64_t check_framing(srv_req *r)
+static int64_t check_framing(srv_req *r, const char *version)
 {
     heads h = {.n_length = 0};
     char *end;
@@ -355,6 +355,12 @@ static int64_t check_framing(srv_req *r)
         srv_fault_set(&r->fault, 400, "invalid_headers", NULL,
                       "Content-Length, Transfer-Encoding, Host, Content-Type or Authorization is "
                       "given twice");
+        return 0;
+    }
+    if (h.n_host == 0 && strcmp(version, MHD_HTTP_VERSION_1_1) == 0) {
+        r->must_close = true;
+        srv_fault_set(&r->fault, 400, "invalid_headers", NULL,
+                      "a request of HTTP/1.1 needs a Host");
         return 0;
     }
     if (h.n_encoding) {
@@ -452,7 +458,8 @@ static enum MHD_Result answer_options(srv_req *r, const char *url)
     return srv_answer(r, *methods ? 204 : 404, a);
 }
 
-static srv_req *begin(srv *s, struct MHD_Connection *c, const char *method, const char *url)
+static srv_req *begin(srv *s, struct MHD_Connection *c, const char *method, const char *url,
+                      const char *version)
 {
     static const srv_route none = {"", "", NULL, SRV_OPEN};
     srv_req *r = calloc(1, sizeof *r);
@@ -468,7 +475,7 @@ static srv_req *begin(srv *s, struct MHD_Connection *c, const char *method, cons
     for (size_t i = 0; i < sizeof rnd; i++)
         snprintf(r->request_id + 2 * i, 3, "%02x", rnd[i]);
     atomic_fetch_add(&s->metrics.requests, 1);
-    length = check_framing(r);
+    length = check_framing(r, version);
     find_route(r, method, url);
     if (!r->route) r->route = &none;
     may_ask(r);
@@ -549,9 +556,8 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *c, const ch
 {
     srv_req *r = *context;
 
-    (void)version;
     if (!r) {
-        r = *context = begin(user, c, method, url);
+        r = *context = begin(user, c, method, url, version);
         if (!r) return MHD_NO;
         set_deadline(r, r->started + BODY_GRACE);
         if (!is_answered_early(r)) return MHD_YES;
@@ -670,7 +676,7 @@ bool srv_http_start(srv *s)
         s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->opts.max_connections,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->opts.idle_seconds,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536, MHD_OPTION_THREAD_STACK_SIZE,
-        (size_t)STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        (size_t)STACK_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
     if (!s->daemon) srv_error("the HTTP library did not start");
     return s->daemon != NULL;
 }

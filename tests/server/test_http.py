@@ -224,6 +224,12 @@ def test_garbage_instead_of_http(server):
     assert server.get("/health").status == 200
 
 
+def test_slips_of_hand_written_clients_are_answered_in_json(server):
+    says(server.raw(b"GET /health HTTP/1.1\r\n\r\n"), 400, "invalid_headers")  # no Host
+    says(server.raw(b"GET /he alth HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"), 404, "not_found")
+    assert status(server.raw(b"GET /health HTTP/1.0\r\n\r\n")) == 200  # which knows no Host
+
+
 def processor_seconds(pid):
     with open(f"/proc/{pid}/stat") as f:
         fields = f.read().rsplit(")", 1)[1].split()
