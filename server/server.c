@@ -251,7 +251,8 @@ static int lock_data(srv *s)
 
     s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (s->lock_fd < 0) {
-        srv_error("the data folder cannot be used: %s: %s", path, strerror(errno));
+        srv_error("the data folder cannot be used (--data names another): %s: %s", path,
+                  strerror(errno));
         st = 3;
     } else if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         srv_error("%s is in use by another h3av serve", s->data_dir);
@@ -316,13 +317,15 @@ static int open_data(srv *s)
     s->spool_dir = s->opts.db ? srv_text("%s/spool-%s-%d", s->data_dir, host_name(), (int)getpid())
                               : srv_text("%s/spool", s->data_dir);
     if (!srv_make_dirs(s->jobs_dir)) {
-        srv_error("the data folder cannot be used: %s: %s", s->jobs_dir, strerror(errno));
+        srv_error("the data folder cannot be used (--data names another): %s: %s", s->jobs_dir,
+                  strerror(errno));
         return 3;
     }
     if (!s->opts.db && (st = lock_data(s)) != 0) return st;
     srv_remove_tree(s->spool_dir);
     if (!srv_make_dirs(s->spool_dir)) {
-        srv_error("the data folder cannot be used: %s: %s", s->spool_dir, strerror(errno));
+        srv_error("the data folder cannot be used (--data names another): %s: %s", s->spool_dir,
+                  strerror(errno));
         return 3;
     }
     path = s->opts.db ? srv_copy(s->opts.db) : srv_text("%s/jobs.sqlite", s->data_dir);
