@@ -1282,11 +1282,14 @@ static void bench_real(void)
     t[2] = now() - t[2];
     printf("{\"what\": \"load_real\", \"layers\": %d, \"gb\": %.2f, \"open_s\": %.2f, \"load_s\": "
            "%.2f, \"uploaded_gb\": %.2f, \"gbs\": %.1f, \"device_peak_gib\": %.2f, "
-           "\"host_peak_gib\": %.2f, \"host_anonymous_gib\": %.2f, \"host_mapped_gib\": %.2f}\n",
+           "\"host_peak_gib\": %.2f, \"host_anonymous_gib\": %.2f, \"host_mapped_gib\": %.2f, "
+           "\"files\": %llu, \"matrices\": %llu, \"direct\": %llu, \"converted\": %llu}\n",
            o.layers, bytes * 1e-9, t[1], t[2], (double)(d->backend->uploaded - before) * 1e-9,
            (double)(d->backend->uploaded - before) * 1e-9 / t[2],
            (double)d->backend->peak / 1073741824, status_gib("VmHWM"), status_gib("RssAnon"),
-           status_gib("RssShmem") + status_gib("RssFile"));
+           status_gib("RssShmem") + status_gib("RssFile"), (unsigned long long)d->loaded.files,
+           (unsigned long long)d->loaded.tensors, (unsigned long long)d->loaded.direct,
+           (unsigned long long)d->loaded.converted);
     fflush(stdout);
     h3_dit_close(&m);
     h3_ckpt_close(&ck);

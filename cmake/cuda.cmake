@@ -33,7 +33,7 @@ find_package(OpenMP REQUIRED COMPONENTS C)
 # Benchmarks of released sizes write random files of many gigabytes.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/pipeline/synth.c PROPERTIES COMPILE_OPTIONS "${OpenMP_C_FLAGS}")
 # Kernels whose roundings ops.h states must not fuse products and sums.
-set(cuda_exact rows decode vit)
+set(cuda_exact rows norms heads decode vit)
 set(cuda_kernels ${cuda_exact} attention conv line matmul)
 set(cuda_dir ${CMAKE_SOURCE_DIR}/src/backend/cuda)
 set(cuda_includes ${cuda_dir} ${CMAKE_SOURCE_DIR}/include)
@@ -88,7 +88,7 @@ else()
         add_custom_command(OUTPUT ${o}
             COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
             COMMAND ${H3_NVCC} ${flags} ${cuda_arch} -I${cuda_dir} -c ${cuda_dir}/${k}.cu -o ${o}
-            DEPENDS ${cuda_dir}/${k}.cu ${cuda_dir}/device.cuh ${cuda_dir}/mma.cuh ${cuda_dir}/kernels.h
+            DEPENDS ${cuda_dir}/${k}.cu ${cuda_dir}/device.cuh ${cuda_dir}/rows.cuh ${cuda_dir}/mma.cuh ${cuda_dir}/kernels.h
             COMMENT "nvcc ${k}.cu" VERBATIM)
         set_source_files_properties(${o} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
         list(APPEND cuda_objects ${o})
@@ -118,10 +118,10 @@ endif()
 
 # Not part of `all`: the benchmark of released shapes (bench/gpu_run.sh runs it).
 function(gpu_bench)
-    add_executable(h3av-gpu-bench EXCLUDE_FROM_ALL bench/gpu_bench.c src/pipeline/synth.c)
+    add_executable(h3av-gpu-bench EXCLUDE_FROM_ALL bench/gpu_bench.c ${synth_files})
     target_include_directories(h3av-gpu-bench PRIVATE src/pipeline src/backend/cuda src/nets)
     target_include_directories(h3av-gpu-bench SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
-    target_link_libraries(h3av-gpu-bench PRIVATE h3_nets_dit h3_nets_encoder h3_nets_video_vae
+    target_link_libraries(h3av-gpu-bench PRIVATE h3_builtin h3_nets_dit h3_nets_encoder h3_nets_video_vae
                           h3_nets_audio_vae h3_weights h3_plan h3_tensor h3_base h3_backends)
     add_executable(h3av-gpu-stream EXCLUDE_FROM_ALL bench/gpu_stream.c)
     target_include_directories(h3av-gpu-stream PRIVATE src/backend/cuda src/nets)

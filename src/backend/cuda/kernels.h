@@ -63,7 +63,7 @@ cudaError_t h3_k_survives(cudaStream_t s, int *flag, const float *x, int64_t n, 
 /** h3_dev.scan; `kind` is an h3_scan. */
 cudaError_t h3_k_scan(cudaStream_t s, const void *p, int kind, size_t stride, size_t n, int *bad);
 
-/* rows.cu: the entries of ops.h with the same names */
+/* rows.cu, norms.cu, heads.cu: the entries of ops.h with the same names */
 
 cudaError_t h3_k_rms_norm(cudaStream_t s, h3_rows y, h3_rows x, const float *g, float eps,
                           bool round_first);

@@ -1,4 +1,4 @@
-/** Row-wise entries: tensors turned into what the kernels of rows.cu and conv.cu take. */
+/** Row-wise entries: tensors turned into what the kernels of rows.cu, norms.cu, heads.cu and conv.cu take. */
 #include <string.h>
 
 #include "cuda.h"

@@ -49,6 +49,7 @@ struct residual_args {
 template <int T, int N>
 static __global__ void residual_kernel(const __grid_constant__ residual_args a)
 {
+    start_early();
     const int lane = threadIdx.x % 32, C = (int)a.x.cols;
     const int64_t r = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (r >= a.x.rows) return;
@@ -133,8 +134,8 @@ extern "C" cudaError_t h3_k_scale_add_norm(cudaStream_t stream, h3_rows y, h3_ro
     const unsigned blocks = (unsigned)div_up(x.rows, 8);
     if (x.rows == 0) return cudaSuccess;
     if (h.dtype == K_BF16)
-        return H3_RUN((residual_kernel<K_BF16, 8>), blocks, 256, 0, stream, a);
-    return H3_RUN((residual_kernel<K_F16, 8>), blocks, 256, 0, stream, a);
+        return H3_RUN_EARLY((residual_kernel<K_BF16, 8>), blocks, 256, 0, stream, a);
+    return H3_RUN_EARLY((residual_kernel<K_F16, 8>), blocks, 256, 0, stream, a);
 }
 
 /* ---------------------------------------------------------------- heads */
@@ -190,6 +191,7 @@ static __device__ __forceinline__ uint4 turn(const uint4 &raw, const heads_args 
 template <int T, int L> static __global__ void heads_kernel(const __grid_constant__ heads_args a)
 {
     enum { AT_ONCE = 8, PER = 32 / L };
+    start_early();
     const int lane = threadIdx.x % L, first = threadIdx.x % 32 / L, c = lane * 8;
     const int64_t s = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (s >= a.S) return;
@@ -253,9 +255,9 @@ extern "C" cudaError_t h3_k_heads(cudaStream_t stream, const h3_heads *q, const 
     const unsigned blocks = (unsigned)div_up(S, 8);
     if (S == 0) return cudaSuccess;
     if (dtype == K_BF16) {
-        if (D == 64) return H3_RUN((heads_kernel<K_BF16, 8>), blocks, 256, 0, stream, a);
-        return H3_RUN((heads_kernel<K_BF16, 16>), blocks, 256, 0, stream, a);
+        if (D == 64) return H3_RUN_EARLY((heads_kernel<K_BF16, 8>), blocks, 256, 0, stream, a);
+        return H3_RUN_EARLY((heads_kernel<K_BF16, 16>), blocks, 256, 0, stream, a);
     }
-    if (D == 64) return H3_RUN((heads_kernel<K_F16, 8>), blocks, 256, 0, stream, a);
-    return H3_RUN((heads_kernel<K_F16, 16>), blocks, 256, 0, stream, a);
+    if (D == 64) return H3_RUN_EARLY((heads_kernel<K_F16, 8>), blocks, 256, 0, stream, a);
+    return H3_RUN_EARLY((heads_kernel<K_F16, 16>), blocks, 256, 0, stream, a);
 }
