@@ -15,7 +15,7 @@ planning a --budget:
     clip       20   the video decoder: tiles, a clip, the deviation of bf16
     clip8      20   the same under fp8
     small      10   sound, conditioner
-    real       65   the whole denoiser from a file of 66 GB in TMPDIR (default /dev/shm), counted; 50 of them to write it
+    real       65   the whole denoiser from a file of 66 GB in /dev/shm or TMPDIR, counted; 50 of them to write it
     ops        15   operations by themselves
     ops8       15   the same under fp8
     ways       35   a step recorded, call by call, not fused: seconds and bits
@@ -24,7 +24,7 @@ planning a --budget:
 
 Figures of diffusers 0.42.1 that were measured on an H200 on another day, below, stand where its part was not run.
 """
-import argparse, json, os, signal, subprocess, sys, threading, time
+import argparse, json, os, shutil, signal, subprocess, sys, threading, time
 
 import torch_env
 
@@ -62,13 +62,21 @@ def lines(text):
     return [json.loads(l) for l in text.splitlines() if l.startswith("{")]
 
 
+def roomiest():
+    """For files of many gigabytes: memory rather than a disk, where it is large enough."""
+    free = lambda d: shutil.disk_usage(d).free if os.path.isdir(d) else 0
+    given = os.environ.get("TMPDIR", "/tmp")
+    return "/dev/shm" if free("/dev/shm") > 70e9 or free("/dev/shm") > free(given) else given
+
+
 def run(name, command, limit, keep):
     """Its lines go to keep() as they come. It is ended, with what it started, after `limit` seconds."""
     print(f"+ {name}: " + " ".join(command), file=sys.stderr)
     env = dict(os.environ)
-    env.setdefault("TMPDIR", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")
     if command[0] == sys.executable:
         env = torch_env.clean(env)
+    else:
+        env["TMPDIR"] = roomiest()
     begun = time.monotonic()
     p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=env, start_new_session=True)
     timer = threading.Timer(limit, lambda: os.killpg(p.pid, signal.SIGKILL))
