@@ -1,9 +1,9 @@
 # Several ranks against one. Without a launcher the ranks are forked; with mpirun the same program runs
 # under it.
 if(TARGET h3_pipeline)
-    add_executable(h3av-ranks tests/mpi/ranks.c src/pipeline/synth.c)
+    add_executable(h3av-ranks tests/mpi/ranks.c ${synth_files})
     target_include_directories(h3av-ranks PRIVATE src/pipeline)
-    target_link_libraries(h3av-ranks PRIVATE h3_sampler h3_nets_dit h3_weights h3_plan h3_tensor h3_base h3_backends)
+    target_link_libraries(h3av-ranks PRIVATE h3_builtin h3_sampler h3_nets_dit h3_nets_audio_vae h3_weights h3_plan h3_tensor h3_base h3_backends)
     add_test(NAME ranks COMMAND ${CMAKE_SOURCE_DIR}/tests/mpi/ranks.sh $<TARGET_FILE:h3av-ranks>
              $<TARGET_FILE:h3av> $<IF:$<BOOL:${H3_SANITIZE}>,brief,all>)
     set_tests_properties(ranks PROPERTIES SKIP_RETURN_CODE 77)

@@ -23,7 +23,8 @@ foreach(f ${builtin_files})
     list(APPEND builtin_paths ${H3_BUILTIN_MODEL}/${f})
     math(EXPR i "${i} + 1")
 endforeach()
-# Tables of the published forms, for `h3av synth`.
+# Tables of the published forms, for `h3av synth` and for random weights of tests and benchmarks.
+set(synth_files ${CMAKE_SOURCE_DIR}/src/pipeline/synth.c ${CMAKE_SOURCE_DIR}/src/pipeline/synth_form.c)
 set(form_rows "")
 file(GLOB form_files RELATIVE ${CMAKE_SOURCE_DIR}/tests/data/formats/manifests CONFIGURE_DEPENDS
      ${CMAKE_SOURCE_DIR}/tests/data/formats/manifests/*.tsv)

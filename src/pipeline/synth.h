@@ -15,8 +15,9 @@ typedef struct h3_synth_opts {
     int heads; ///< of the DiT's attention; 0: 56, tiny 4
 } h3_synth_opts;
 
-/** Writes one safetensors file of `role` (DiT bf16 with its f32 islands, text tower bf16, video and
- *  audio VAE decoders f32). */
+/** Writes one safetensors file with what of a released form the network of `role` computes with:
+ * DiT bf16 with its f32 islands, text tower bf16 with a short token table, video and audio VAE
+ * decoders f32. */
 H3_NODISCARD h3_status h3_synth_write(const char *path, h3_role role, const h3_synth_opts *o);
 
 /** n numbers mean + uniform(-1, 1) * spread of type F32, BF16 or F16, and n random bytes; `state`

@@ -1,9 +1,9 @@
 /**
- * Random weights in any published form: names, types and shapes come from the tables of
- * tests/data/formats/manifests, which are part of the program ("{0-3,7}" in a name stands for one
- * tensor per number). Values are those of synth.c, or bytes that decode to numbers of the same size
- * in the form at hand. The room on the disk is looked at first, and the file appears when it is
- * complete.
+ * Random weights in any published form, and the parts of one that benchmarks and tests need: names,
+ * types and shapes come from the tables of tests/data/formats/manifests, which are part of the
+ * program ("{0-3,7}" in a name stands for one tensor per number). Values are those of synth.c, or
+ * bytes that decode to numbers of the same size in the form at hand. The room on the disk is looked
+ * at first, and the file appears when it is complete.
  */
 #include <math.h>
 #include <stdio.h>
@@ -39,9 +39,17 @@ typedef struct tensor_row {
     size_t bytes;
 } tensor_row;
 
+/* A dimension of the release and what stands for it in a file of other widths. */
+typedef struct width {
+    int64_t from, to;
+} width;
+
 typedef struct form_file {
     const char *name, *path;
-    int layers; ///< to keep, 0: all
+    int layers;              ///< to keep, 0: all
+    const char *const *only; ///< beginnings of the names to keep; NULL: all
+    const width *widths;     ///< up to a `from` of 0; NULL: as released
+    int64_t vocabulary;      ///< rows of the token table to keep, 0: all
     bool is_gguf;
     tensor_row *row;
     size_t n, cap, bytes;
@@ -82,8 +90,34 @@ static bool counts_layers(const char *name, size_t at)
     return false;
 }
 
+static bool is_kept(const form_file *f, const char *name)
+{
+    for (int i = 0; f->only && f->only[i]; i++)
+        if (strncmp(name, f->only[i], strlen(f->only[i])) == 0) return true;
+    return !f->only;
+}
+
+/* Other widths, and a shorter token table. */
+static void reshape(const form_file *f, tensor_row *r)
+{
+    int64_t n = 1;
+
+    if (!f->widths && !f->vocabulary) return;
+    for (int i = 0; i < r->rank; i++) {
+        for (const width *w = f->widths; w && w->from; w++)
+            if (r->ne[i] == w->from) {
+                r->ne[i] = w->to;
+                break;
+            }
+        if (i == 0 && f->vocabulary && strstr(r->name, "embed_tokens")) r->ne[0] = f->vocabulary;
+        n *= r->ne[i];
+    }
+    r->bytes = (size_t)n * h3_dtype_bytes(r->dtype);
+}
+
 static h3_status add_row(form_file *f, const char *name, const tensor_row *like)
 {
+    if (!is_kept(f, name)) return H3_OK;
     if (f->n == f->cap) {
         const size_t cap = f->cap ? 2 * f->cap : 512;
         tensor_row *grown = realloc(f->row, cap * sizeof *grown);
@@ -92,8 +126,9 @@ static h3_status add_row(form_file *f, const char *name, const tensor_row *like)
         f->cap = cap;
     }
     f->row[f->n] = *like;
-    snprintf(f->row[f->n++].name, NAME, "%s", name);
-    f->bytes += like->bytes;
+    snprintf(f->row[f->n].name, NAME, "%s", name);
+    reshape(f, &f->row[f->n]);
+    f->bytes += f->row[f->n++].bytes;
     return H3_OK;
 }
 
@@ -330,19 +365,67 @@ static h3_status write_all(const form_file *f, uint64_t seed)
     return st;
 }
 
-h3_status h3_synth_form(const char *path, const char *form, const h3_synth_opts *o, size_t *bytes)
+/* Reads the table and, unless there is no path, writes the file. */
+static h3_status make(form_file *f, const h3_synth_opts *o, size_t *bytes)
 {
-    form_file f = {.name = form, .path = path ? path : "", .layers = o->layers};
     h3_status st;
 
     if (o->layers < 0 || o->layers > 1000)
         return h3_fail(H3_E_ARG, "layers %d: expected 1..1000", o->layers);
-    st = read_table(&f);
-    if (bytes) *bytes = f.bytes;
-    if (st == H3_OK && path) st = check_room(&f);
-    if (st == H3_OK && path) st = write_all(&f, o->seed);
-    free(f.row);
+    st = read_table(f);
+    if (bytes) *bytes = f->bytes;
+    if (st == H3_OK && *f->path) st = check_room(f);
+    if (st == H3_OK && *f->path) st = write_all(f, o->seed);
+    free(f->row);
     return st;
+}
+
+h3_status h3_synth_form(const char *path, const char *form, const h3_synth_opts *o, size_t *bytes)
+{
+    form_file f = {.name = form, .path = path ? path : "", .layers = o->layers};
+
+    return make(&f, o, bytes);
+}
+
+/* What of a released form a part is, for those who compute with it. */
+static const struct {
+    h3_role role;
+    const char *form, *only[3];
+    int layers, vocabulary; ///< 0: all
+} parts[] = {
+    {H3_ROLE_DIT, "dit_original_bf16", {""}, 0, 0},
+    {H3_ROLE_TEXT_ENCODER,
+     "te_original_bf16",
+     {"model.language_model.embed_tokens", "model.language_model.layers."},
+     50,
+     4096},
+    {H3_ROLE_VIDEO_VAE, "video_vae_original_f32", {"decoder.", "post_quant_conv."}, 0, 0},
+    {H3_ROLE_AUDIO_VAE, "audio_vae_comfy_f32", {"decoder.", "dec_in_proj."}, 0, 0},
+};
+
+h3_status h3_synth_write(const char *path, h3_role role, const h3_synth_opts *o)
+{
+    const int64_t heads = o->heads ? o->heads : o->is_tiny ? 4 : 56, head = o->is_tiny ? 32 : 128;
+    const width tiny[] = {{5376, 96},  {14336, 72}, {28672, 144},         {5120, 24},
+                          {256, 32},   {2688, 12},  {96768, 18 * 96},     {10752, 2 * 96},
+                          {128, head}, {16, 4},     {7168, heads * head}, {21504, 3 * heads * head},
+                          {0, 0}};
+    const width others[] = {{7168, heads * head}, {21504, 3 * heads * head}, {0, 0}};
+
+    if (o->heads < 0 || o->heads > 1024)
+        return h3_fail(H3_E_ARG, "heads %d: expected 1..1024", o->heads);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        form_file f = {.name = parts[i].form,
+                       .path = path,
+                       .layers = o->layers ? o->layers : parts[i].layers,
+                       .only = parts[i].only,
+                       .vocabulary = parts[i].vocabulary};
+        if (parts[i].role != role) continue;
+        if (role == H3_ROLE_DIT) f.widths = o->is_tiny ? tiny : others;
+        if (role == H3_ROLE_DIT && o->is_tiny && !o->layers) f.layers = 3;
+        return make(&f, o, NULL);
+    }
+    return h3_fail(H3_E_ARG, "a synthetic checkpoint of this kind is not known");
 }
 
 h3_status h3_synth(const char *form, int layers, uint64_t seed, const char *out_path)
