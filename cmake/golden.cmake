@@ -16,6 +16,7 @@ function(golden_program target)
 endfunction()
 
 # Which rooms a runner needs beside tensor and base.
+set(golden_rooms_tables h3_plan h3_media h3_base)
 set(golden_rooms_plan h3_plan h3_base)
 set(golden_rooms_text h3_text h3_base)
 set(golden_rooms_media h3_media)
@@ -27,7 +28,7 @@ set(golden_rooms_pipeline h3_pipeline h3_builtin h3_sampler h3_nets_dit h3_nets_
                           h3_nets_audio_vae h3_weights h3_media h3_text h3_plan h3_backends)
 
 set(golden_kinds)
-foreach(kind plan text media dit encoder video_vae audio_vae pipeline)
+foreach(kind tables plan text media dit encoder video_vae audio_vae pipeline)
     if(EXISTS ${CMAKE_SOURCE_DIR}/tests/golden/golden_${kind}.c)
         list(APPEND golden_kinds ${kind})
         string(REPLACE "_" "-" dashed ${kind})
@@ -39,7 +40,7 @@ endforeach()
 if(TARGET h3_pipeline AND CMOCKA_FOUND)
     golden_program(h3av-golden KINDS ${golden_kinds})
     set_target_properties(h3av-golden PROPERTIES EXCLUDE_FROM_ALL OFF)
-    foreach(folder packing schedule encoder dit video_vae audio_vae media pipeline)
+    foreach(folder packing schedule tokenizer encoder dit video_vae audio_vae media pipeline)
         if(EXISTS ${CMAKE_SOURCE_DIR}/tests/data/${folder})
             add_test(NAME golden_${folder} COMMAND h3av-golden tests/data/${folder}
                      WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})

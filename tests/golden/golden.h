@@ -16,16 +16,20 @@
 
 typedef struct golden_tensor {
     char *name;
-    h3_tensor t; ///< dense host view; rank 0 tensors are given rank 1
+    h3_tensor t;        ///< dense host view; rank 0 tensors are given rank 1
+    const char *sha256; ///< of its bytes; then t.data is NULL and golden_exact alone can compare
 } golden_tensor;
 
 typedef struct golden {
     const char *path;   ///< the file
     const char *folder; ///< its folder
     json_t *meta;       ///< parsed __metadata__.golden; an empty object for files without
+    json_t *json;       ///< a .json file, whole; one of fingerprints has `meta` and `tensors` too
+    char *text;         ///< the lines of any other file that is no safetensors
     golden_tensor *tensors;
     int n_tensors;
     void *blob;
+    bool is_golden; ///< has a __metadata__.golden, well formed or not
     /* bookkeeping of the report */
     int n_compared, n_failed;
     double worst; ///< largest deviation / tolerance
@@ -66,15 +70,18 @@ void golden_near_u8(golden *g, const char *name, h3_tensor got, double share, in
 void golden_check(golden *g, const char *what, bool ok, const char *fmt, ...) H3_PRINTF(4, 5);
 
 /** Model folder a golden refers to: looks beside the file and above it ("../tiny-h3", "model/",
- *  "tiny/"), or in $H3AV_GOLDEN_MODELS. malloc'd; NULL (and a counted failure) when not found. */
-char *golden_model(golden *g, const char *relative);
+ *  "tiny/"), in $H3AV_GOLDEN_MODELS, then for `stored` (NULL: nothing) in our own test data, since
+ *  goldens may lie apart from the model they share. malloc'd; NULL (and a counted failure) when not
+ *  found. */
+char *golden_model(golden *g, const char *relative, const char *stored);
 
 /** The same in our own test data. malloc'd; NULL, and no failure, when it is not there. */
 char *golden_stored_model(const char *relative);
 
 /* One table per runner file; golden_main.c lists them. */
-extern const golden_kind golden_kinds_plan[], golden_kinds_text[], golden_kinds_media[],
-    golden_kinds_dit[], golden_kinds_encoder[], golden_kinds_video_vae[], golden_kinds_audio_vae[],
+extern const golden_kind golden_kinds_tables[], golden_kinds_plan[], golden_kinds_text[],
+    golden_kinds_media[], golden_kinds_dit[], golden_kinds_encoder[], golden_kinds_video_vae[],
+    golden_kinds_audio_vae[],
     golden_kinds_pipeline[]; // each ends with a zeroed entry
 
 #endif

@@ -31,7 +31,7 @@ static void env_close(env *e)
 
 static h3_status env_open(env *e, golden *g, unsigned halves)
 {
-    char *path = golden_model(g, "model");
+    char *path = golden_model(g, "model", "audio_vae/model");
     h3_status st;
 
     memset(e, 0, sizeof *e);

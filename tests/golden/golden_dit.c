@@ -428,7 +428,7 @@ static char *model_folder(golden *g, bool *is_tiny)
     *is_tiny = true;
     relative = h3_strdupf("tiny-h3/original/%s/transformer", partition ? partition : "FL2VA");
     found = is_of_stored_model(g) ? golden_stored_model(relative) : NULL;
-    if (!found) found = golden_model(g, relative);
+    if (!found) found = golden_model(g, relative, relative);
     free(relative);
     return found;
 }
@@ -819,8 +819,9 @@ static h3_status run_sample(golden *g)
                 .target = {number(g->meta, "num_latent_frames"), number(g->meta, "latent_height"),
                            number(g->meta, "latent_width")},
                 .n_audio = number(g->meta, "num_audio_latents")};
-    char *folder = golden_model(g, is_ref ? "tiny-h3/original/Ref2VA/transformer"
-                                          : "tiny-h3/original/FL2VA/transformer");
+    const char *relative =
+        is_ref ? "tiny-h3/original/Ref2VA/transformer" : "tiny-h3/original/FL2VA/transformer";
+    char *folder = golden_model(g, relative, relative);
     h3_status st = H3_OK;
 
     if (!read_conditions(&s, c)) {

@@ -296,9 +296,11 @@ static h3_status model_open(golden *g, model *m, h3_dtype act, bool has_vision)
     const h3_dev_opts dev = {.math = act == H3_F32 ? "f32" : NULL};
     const h3_encoder_opts opts = {
         .act = act, .has_vision = has_vision, .select = (int32_t)json_integer_value(select)};
-    char *folder = golden_model(g, set ? set : "tiny");
+    char *stored = h3_path_join("encoder", set ? set : "tiny");
+    char *folder = golden_model(g, set ? set : "tiny", stored);
     h3_status st;
 
+    free(stored);
     memset(m, 0, sizeof *m);
     if (!folder) return h3_fail(H3_E_MISSING, "no checkpoint");
     st = h3_ckpt_open(&m->ck, folder, H3_ROLE_TEXT_ENCODER, NULL);

@@ -1,7 +1,9 @@
 /**
  * h3av-golden [--device NAME] [--ranks N] [--verbose] PATH...: recomputes the stage behind every
- * golden file and compares. A folder is walked; files that are not goldens of a known kind fail the
- * run, except models and tables (checked by the unit tests), which are counted and named.
+ * golden file and compares. Goldens are safetensors with their metadata, tables (TSV, JSON, JSON
+ * lines) and fingerprints. A folder is walked; files that are no goldens of a known kind fail the
+ * run when they are safetensors with golden metadata or are named themselves; the rest (models,
+ * tolerances, costs) is counted.
  *
  * With --ranks the DiT's kinds run on so many processes, a GPU each, and every one compares; the
  * first one speaks.
@@ -17,8 +19,12 @@
 #include "file.h"
 #include "golden.h"
 #include "golden_read.h"
+#include "suffix.h"
 
 static const golden_kind *const all_kinds[] = {
+#ifdef GOLDEN_TABLES
+    golden_kinds_tables,
+#endif
 #ifdef GOLDEN_PLAN
     golden_kinds_plan,
 #endif
@@ -78,13 +84,29 @@ static void run_file(totals *t, const char *path)
     golden_free(&g);
 }
 
-/* A checkpoint has no golden metadata; it is input, not expectation. */
+static bool is_known(const golden *g)
+{
+    for (int k = 0; all_kinds[k]; k++)
+        for (const golden_kind *kind = all_kinds[k]; kind->name; kind++)
+            if (kind->match(g)) return true;
+    return false;
+}
+
+/* A checkpoint has no golden metadata, and other tables of a folder tell what was measured: they
+ * are no expectation. A golden that cannot be read is run, and fails there. */
 static bool is_golden_file(const char *path)
 {
-    golden g = {0};
-    const bool ok = golden_read(&g, path) == H3_OK && json_object_size(g.meta) > 0;
+    static const char *const endings[] = {".safetensors", ".tsv", ".jsonl", ".json"};
+    golden g = {.device = "cpu"};
+    size_t k = 0;
+
+    while (k < sizeof endings / sizeof *endings && !h3_ends_with(path, endings[k]))
+        k++;
+    if (k == sizeof endings / sizeof *endings) return false;
+    const h3_status st = golden_read(&g, path);
+    const bool yes = g.is_golden || (k > 0 && st == H3_OK && is_known(&g));
     golden_free(&g);
-    return ok;
+    return yes;
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b)
@@ -98,13 +120,13 @@ static void walk(totals *t, const char *path)
     const int n = scandir(path, &list, NULL, by_name);
 
     for (int i = 0; i < n; i++) {
-        const char *name = list[i]->d_name, *dot = strrchr(name, '.');
+        const char *name = list[i]->d_name;
         char *p = h3_path_join(path, name);
         if (name[0] == '.')
             ;
         else if (h3_path_is_dir(p))
             walk(t, p);
-        else if (dot && strcmp(dot, ".safetensors") == 0 && is_golden_file(p))
+        else if (is_golden_file(p))
             run_file(t, p);
         else
             t->n_skipped++;
@@ -164,7 +186,7 @@ int main(int argc, char **argv)
                 "usage: h3av-golden [--device cpu|ref|cuda] [--ranks N] [--verbose] PATH...\n");
         return 2;
     }
-    printf("%d passed, %d failed (%d comparisons on %s; %d other files: models and tables)\n",
+    printf("%d passed, %d failed (%d comparisons on %s; %d other files: models and notes)\n",
            t.n_files - t.n_failed, t.n_failed, t.n_compared, t.device, t.n_skipped);
     return end_ranks(&t, t.n_failed == 0 && t.n_compared > 0 ? 0 : 1);
 }

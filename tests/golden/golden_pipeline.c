@@ -547,7 +547,7 @@ static h3_status run_golden(golden *g)
     h3_status st = H3_OK;
 
     for (int i = 0; i < 2 && st == H3_OK; i++) {
-        char *root = golden_model(g, layouts[i]);
+        char *root = golden_model(g, layouts[i], layouts[i]);
         if (!root) return H3_OK;
         st = run_once(g, root);
         free(root);

@@ -1,7 +1,8 @@
 /*
  * Goldens of the plan room: everything here is compared bit for bit.
  *
- *   packing    one layout: positions, tags, indices, timestep plans, padded form
+ *   packing    one layout: positions, tags, indices, timestep plans, padded form; large ones by
+ *              fingerprint
  *   patchify   latents <-> rows
  *   sigmas     schedules
  *   steps      Euler chains in float32 and bfloat16, and the anchor mix, on plain arrays
@@ -135,6 +136,8 @@ static void compare_times(golden *g, const h3_layout *l, int n_steps)
     int32_t *time_row = room_for(l->n_rows, sizeof *time_row);
     int32_t *mod_row = room_for(l->n_rows, sizeof *mod_row);
     for (int i = 0; i < video.n_steps; i++) {
+        if (g->json && !golden_find(g, named(name, "plan.%d.timesteps", i)))
+            continue; // of a long run three steps are printed
         h3_step_times t = h3_layout_times(l, video.timesteps[i], audio.timesteps[i]);
         h3_layout_time_rows(l, &t, time_row, mod_row);
         golden_exact(g, named(name, "plan.%d.timesteps", i), floats(t.t, t.n));

@@ -1,10 +1,11 @@
 /**
  * Goldens of the text room: token ids, tags and positions of whole presentations.
  *
- * Three kinds of file hold them: `presentation.safetensors` (released sizes, the released
- * vocabulary), the conditioner cases (reduced checkpoints that carry their own tokenizer) and the
- * pipeline runs. Only the request, the patch grids and the processor's settings are taken from
- * outside; everything that is compared comes out of h3_prompt_build.
+ * Four kinds of file hold them: a table of texts and their ids (tokens.jsonl: whole rows under
+ * several vocabularies, and where the splitter cuts), `presentation.safetensors` (released sizes,
+ * the released vocabulary), the conditioner cases (reduced checkpoints that carry their own
+ * tokenizer) and the pipeline runs. Only the request, the patch grids and the processor's settings
+ * are taken from outside; everything that is compared comes out of h3_prompt_build.
  *
  * The released vocabulary is too large to ship. $H3AV_REAL_TOKENIZER names a folder that has it, or
  * a cut of it that holds every token and merge the file needs; without, a presentation is compared
@@ -230,7 +231,8 @@ static char *find_real_tokenizer(const golden *g)
 
 static h3_status run_presentation(golden *g)
 {
-    char *real = find_real_tokenizer(g), *folder = real ? real : golden_model(g, "tiny");
+    char *real = find_real_tokenizer(g),
+         *folder = real ? real : golden_model(g, "tiny", "tokenizer/tiny");
     h3_tok *t = NULL;
     const json_t *item;
     size_t i;
@@ -279,12 +281,14 @@ static h3_status run_encoder_case(golden *g)
 {
     const json_t *item = json_object_get(g->meta, "case");
     const char *checkpoint = json_string_value(json_object_get(g->meta, "checkpoint"));
-    char *folder = golden_model(g, checkpoint);
+    char *stored = h3_path_join("encoder", checkpoint);
+    char *folder = golden_model(g, checkpoint, stored);
     h3_tok *t = NULL;
     request r;
     h3_prompt p = {0};
     h3_status st;
 
+    free(stored);
     if (!folder) return H3_OK; // counted as a failure
     begin(&r, item);
     read_settings(&r, folder);
@@ -323,13 +327,22 @@ static void add_keyframes(request *r, const json_t *item, const h3_tensor *image
     r->in.refs = r->refs;
 }
 
+static char *tiny_part(golden *g, const char *part)
+{
+    char *relative = h3_path_join("tiny-h3/original/FL2VA", part);
+    char *folder = golden_model(g, relative, relative);
+
+    free(relative);
+    return folder;
+}
+
 static h3_status run_pipeline_text(golden *g)
 {
     const json_t *item = json_object_get(g->meta, "case"),
                  *refs = json_object_get(item, "references");
     const h3_tensor *images = golden_find(g, "vision.image_grid_thw");
-    char *folder = golden_model(g, "tiny-h3/original/FL2VA/tokenizer");
-    char *settings = golden_model(g, "tiny-h3/original/FL2VA/processor");
+    char *folder = tiny_part(g, "tokenizer");
+    char *settings = tiny_part(g, "processor");
     h3_tok *t = NULL;
     request r;
     h3_prompt p = {0};
@@ -353,7 +366,95 @@ static h3_status run_pipeline_text(golden *g)
     return st;
 }
 
-const golden_kind golden_kinds_text[] = {{"presentation", is_presentation, run_presentation},
+/* ---- texts and their ids ----------------------------------------------------------------------
+ */
+
+static bool is_token_table(const golden *g)
+{
+    const char *end = g->text ? strchr(g->text, '\n') : NULL;
+    json_t *row = end ? json_loadb(g->text, (size_t)(end - g->text), JSON_ALLOW_NUL, NULL) : NULL;
+    const bool yes =
+        json_is_string(json_object_get(row, "text")) && json_is_array(json_object_get(row, "tiny"));
+    json_decref(row);
+    return yes;
+}
+
+typedef struct cuts {
+    const json_t *want;
+    size_t n, n_bad;
+    int64_t shift; // the table states the released ids of added tokens
+} cuts;
+
+static void check_cut(void *ctx, int64_t piece)
+{
+    cuts *c = ctx;
+    int64_t want = json_integer_value(json_array_get(c->want, c->n++));
+
+    if (want < 0) want += c->shift;
+    c->n_bad += piece != want;
+}
+
+static void compare_ids(golden *g, const h3_tok *t, const json_t *row, const char *column)
+{
+    const json_t *item = json_object_get(row, "text"), *want = json_object_get(row, column);
+    const char *s = json_string_value(item);
+    const size_t n = json_string_length(item);
+    cuts c = {json_object_get(row, "pieces"), 0, 0, 151643 - h3_tok_find(t, "<|endoftext|>")};
+    h3_tok_ids ids = {0};
+    size_t n_bad = 0;
+    char name[64];
+
+    if (!s || h3_tok_encode(t, &ids, s, n) != H3_OK) {
+        golden_check(g, column, false, "%s", s ? h3_error() : "a row without text");
+        return;
+    }
+    n_bad += ids.n != json_array_size(want);
+    for (size_t i = 0; i < ids.n; i++)
+        n_bad += ids.id[i] != json_integer_value(json_array_get(want, i));
+    if (c.want && h3_tok_split(t, s, n, check_cut, &c) == H3_OK)
+        n_bad += c.n_bad + (c.n != json_array_size(c.want));
+    snprintf(name, sizeof name, "%s of row %lld", column,
+             (long long)json_integer_value(json_object_get(row, "n")));
+    golden_check(g, name, n_bad == 0, "%zu ids", ids.n);
+    h3_tok_ids_free(&ids);
+}
+
+/* All rows of the table under one vocabulary (its path is taken). */
+static h3_status compare_vocabulary(golden *g, char *folder, const char *column)
+{
+    const char *line = g->text;
+    h3_tok *t = NULL;
+    const h3_status st = h3_tok_open(&t, folder);
+
+    free(folder);
+    while (st == H3_OK && *line) {
+        const char *end = strchrnul(line, '\n');
+        json_t *row = json_loadb(line, (size_t)(end - line), JSON_ALLOW_NUL, NULL);
+        compare_ids(g, t, row, column);
+        json_decref(row);
+        line = *end ? end + 1 : end;
+    }
+    h3_tok_free(&t);
+    return st;
+}
+
+static h3_status run_token_table(golden *g)
+{
+    char *tiny = golden_model(g, "tiny", "tokenizer/tiny");
+    char *pair = h3_path_join(g->folder, "tiny_pair"), *real = find_real_tokenizer(g);
+    h3_status st = tiny ? compare_vocabulary(g, tiny, "tiny") : H3_OK;
+
+    if (!h3_path_exists(pair)) {
+        free(pair);
+        pair = NULL;
+    }
+    if (st == H3_OK && pair) st = compare_vocabulary(g, pair, "tiny");
+    if (st == H3_OK && real) st = compare_vocabulary(g, real, "ids");
+    return st;
+}
+
+const golden_kind golden_kinds_text[] = {{"tokens", is_token_table, run_token_table},
+                                         {"presentation", is_presentation, run_presentation},
                                          {"prompt", is_encoder_case, run_encoder_case},
                                          {"pipeline-text", is_pipeline_run, run_pipeline_text},
                                          {0}};

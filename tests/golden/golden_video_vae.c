@@ -45,7 +45,7 @@ static h3_status env_open(env *e, golden *g, const char *layout, unsigned halves
         const bool is_optional = strcmp(layout, "diffusers") == 0;
         free(path);
         if (is_optional) return H3_OK;
-        path = golden_model(g, "model/original");
+        path = golden_model(g, "model/original", "video_vae/model/original");
         if (!path) return H3_OK;
     } else {
         char *whole = h3_strdupf("%s", test_model(path));

@@ -12,7 +12,6 @@
 #include <cmocka.h>
 
 #include <dirent.h>
-#include <jansson.h>
 #include <libavcodec/avcodec.h>
 #include <libavutil/crc.h>
 #include <math.h>
@@ -1138,44 +1137,6 @@ static void test_bad_sounds(void **state)
 
 /* ---- sizes and rows ---- */
 
-static void test_smart_size_table(void **state)
-{
-    FILE *f = fopen(H3_SOURCE_DIR "/tests/data/media/tables.jsonl", "r");
-    char line[8192];
-    int n = 0;
-    (void)state;
-
-    assert_non_null(f);
-    while (fgets(line, sizeof line, f)) {
-        json_t *row = json_loads(line, 0, NULL), *a = json_object_get(row, "args"),
-               *out = json_object_get(row, "out");
-        const char *fn = json_string_value(json_object_get(row, "fn"));
-        const bool is_video = fn && strcmp(fn, "video_smart_resize") == 0;
-        if (is_video || (fn && strcmp(fn, "image_smart_resize") == 0)) {
-            h3_processor p = h3_processor_image_default();
-            int64_t h = 0, w = 0;
-#define NUM(key) json_integer_value(json_object_get(a, key))
-            p.patch = (int)NUM("factor") / p.merge;
-            p.min_pixels = NUM("min_pixels");
-            p.max_pixels = NUM("max_pixels");
-            const h3_status st = is_video
-                                     ? h3_smart_size_video(&h, &w, NUM("num_frames"), NUM("height"),
-                                                           NUM("width"), &p)
-                                     : h3_smart_size_image(&h, &w, NUM("height"), NUM("width"), &p);
-#undef NUM
-            if (!out)
-                assert_int_equal(st, H3_E_ARG);
-            else if (st != H3_OK || h != json_integer_value(json_array_get(out, 0)) ||
-                     w != json_integer_value(json_array_get(out, 1)))
-                fail_msg("%.200s: %lld x %lld", line, (long long)h, (long long)w);
-            n++;
-        }
-        json_decref(row);
-    }
-    fclose(f);
-    assert_true(n > 400);
-}
-
 static void test_processor_file(void **state)
 {
     static const char *const bad[] = {"",
@@ -1271,7 +1232,6 @@ int main(void)
         cmocka_unit_test(test_channels_and_rates),
         cmocka_unit_test(test_track_offset),
         cmocka_unit_test(test_bad_sounds),
-        cmocka_unit_test(test_smart_size_table),
         cmocka_unit_test(test_processor_file),
         cmocka_unit_test(test_resize_extremes),
     };

@@ -1,9 +1,6 @@
 /**
- * The text room: ids of 550 strings under three vocabularies, file layouts, hostile files, UTF-8
- * errors, the presentation's refusals, and the goldens of golden_text.c on the shipped files.
- *
- * $H3AV_REAL_TOKENIZER (a released tokenizer folder) replaces the cut of it that is shipped;
- * $H3AV_TOKENS names another table of the form of tokens.jsonl.
+ * The text room: file layouts, hostile files, UTF-8 errors, the presentation's refusals, and the
+ * goldens of golden_text.c on the shipped files.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,12 +37,6 @@ static h3_tok *open_ok(const char *path)
 
     if (st != H3_OK) fail_msg("%s", h3_error());
     return t;
-}
-
-static const char *real_tokenizer(void)
-{
-    const char *env = getenv("H3AV_REAL_TOKENIZER");
-    return env ? env : DATA "tokenizer/real_subset";
 }
 
 static void expect_ids(const h3_tok *t, const char *text, const int32_t *want, size_t n)
@@ -125,87 +116,6 @@ static int clean(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         remove_file(names[i]);
     return 0;
-}
-
-/* ---- the table --------------------------------------------------------------------------------
- */
-
-typedef struct pieces {
-    const json_t *want;
-    size_t n, n_bad;
-    int64_t shift; // the table states the released ids of added tokens
-} pieces;
-
-static void check_piece(void *ctx, int64_t piece)
-{
-    pieces *p = ctx;
-    int64_t want = json_integer_value(json_array_get(p->want, p->n++));
-
-    if (want < 0) want += p->shift;
-    p->n_bad += piece != want;
-}
-
-static size_t row_differs(const h3_tok *t, const json_t *row, const char *column)
-{
-    const json_t *text = json_object_get(row, "text"), *want = json_object_get(row, column);
-    const char *s = json_string_value(text);
-    const size_t n = json_string_length(text);
-    const int32_t first_added = h3_tok_find(t, "<|endoftext|>");
-    pieces p = {json_object_get(row, "pieces"), 0, 0, 151643 - first_added};
-    h3_tok_ids ids = {0};
-    size_t n_bad = 0;
-
-    assert_int_equal(h3_tok_encode(t, &ids, s, n), H3_OK);
-    n_bad += ids.n != json_array_size(want);
-    for (size_t i = 0; i < ids.n; i++)
-        n_bad += ids.id[i] != json_integer_value(json_array_get(want, i));
-    if (p.want) {
-        assert_int_equal(h3_tok_split(t, s, n, check_piece, &p), H3_OK);
-        n_bad += p.n_bad + (p.n != json_array_size(p.want));
-    }
-    if (n_bad)
-        print_message("row %lld, column %s differs\n",
-                      (long long)json_integer_value(json_object_get(row, "n")), column);
-    h3_tok_ids_free(&ids);
-    return n_bad > 0;
-}
-
-static void check_table(const char *folder, const char *column)
-{
-    const char *env = getenv("H3AV_TOKENS");
-    h3_tok *t = open_ok(folder);
-    size_t size, n_rows = 0, n_bad = 0;
-    char *text = slurp(env ? env : DATA "tokenizer/tokens.jsonl", &size), *save = NULL;
-
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        json_t *row = json_loads(line, JSON_ALLOW_NUL, NULL);
-        assert_non_null(row);
-        n_bad += row_differs(t, row, column);
-        n_rows++;
-        json_decref(row);
-    }
-    assert_int_equal(n_bad, 0);
-    assert_true(env || n_rows == 550);
-    free(text);
-    h3_tok_free(&t);
-}
-
-static void test_table_tiny(void **state)
-{
-    (void)state;
-    check_table(DATA "tokenizer/tiny", "tiny");
-}
-
-static void test_table_tiny_pair(void **state)
-{
-    (void)state;
-    check_table(DATA "tokenizer/tiny_pair", "tiny");
-}
-
-static void test_table_real(void **state)
-{
-    (void)state;
-    check_table(real_tokenizer(), "ids");
 }
 
 /* The ids of a text, decoded and joined, are its normal form. */
@@ -729,14 +639,21 @@ static void test_runs(void **state)
 
 static void test_goldens(void **state)
 {
-    static const char *const files[] = {
-        "encoder/presentation.safetensors",     "encoder/case_t2va_short.safetensors",
-        "encoder/case_t2va_long.safetensors",   "encoder/case_t2va_pad_text.safetensors",
-        "encoder/case_fl2va_both.safetensors",  "encoder/case_fl2va_empty.safetensors",
-        "encoder/case_fl2va_first.safetensors", "encoder/case_ref2va_mix.safetensors",
-        "encoder/case_deep_fl2va.safetensors",  "encoder/case_ref2va_audio_last.safetensors",
-        "encoder/case_deep_t2va.safetensors",   "encoder/case_ref2va_two_videos.safetensors",
-        "pipeline/fl2va_22.safetensors",        "pipeline/ref2va_22.safetensors"};
+    static const char *const files[] = {"tokenizer/tokens.jsonl",
+                                        "encoder/presentation.safetensors",
+                                        "encoder/case_t2va_short.safetensors",
+                                        "encoder/case_t2va_long.safetensors",
+                                        "encoder/case_t2va_pad_text.safetensors",
+                                        "encoder/case_fl2va_both.safetensors",
+                                        "encoder/case_fl2va_empty.safetensors",
+                                        "encoder/case_fl2va_first.safetensors",
+                                        "encoder/case_ref2va_mix.safetensors",
+                                        "encoder/case_deep_fl2va.safetensors",
+                                        "encoder/case_ref2va_audio_last.safetensors",
+                                        "encoder/case_deep_t2va.safetensors",
+                                        "encoder/case_ref2va_two_videos.safetensors",
+                                        "pipeline/fl2va_22.safetensors",
+                                        "pipeline/ref2va_22.safetensors"};
 
     (void)state;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -759,9 +676,6 @@ static void test_goldens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table_tiny),
-        cmocka_unit_test(test_table_tiny_pair),
-        cmocka_unit_test(test_table_real),
         cmocka_unit_test(test_decode),
         cmocka_unit_test_teardown(test_vocab_and_merges, clean),
         cmocka_unit_test_teardown(test_config_tokens, clean),
