@@ -382,7 +382,7 @@ def is_closed_within(s, seconds, drip=b""):
                 s.sendall(drip)
             if s.recv(1000) == b"":
                 return True
-        except TimeoutError:
+        except socket.timeout:
             pass
         except OSError:
             return True

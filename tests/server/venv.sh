@@ -13,6 +13,7 @@ make_venv() {
         return 1
     fi
     mkdir -p "$(dirname "$1")"
+    touch "$1.lock" 2>/dev/null || true # perhaps another user's already
     (
         flock 9
         if [ -f "$1/ok" ] && cmp -s "$1/ok" "$2"; then exit 0; fi
@@ -24,5 +25,5 @@ make_venv() {
             echo "skipped: the packages of $2 cannot be installed here" >&2
             exit 1
         fi
-    ) 9>"$1.lock"
+    ) 9<"$1.lock"
 }
