@@ -639,8 +639,9 @@ static int set_up(void **state)
     refs_c[0].path = key_b;
     snprintf(copy_dir, sizeof copy_dir, "/tmp/h3av-keep-%ld-model", id);
     snprintf(adapter, sizeof adapter, "/tmp/h3av-keep-%ld-adapter.safetensors", id);
-    cmd = h3_strdupf("cp -r %s %s && chmod -R u+w %s", H3_SOURCE_DIR "/tests/data/tiny-h3/original",
-                     copy_dir, copy_dir);
+    // a killed run of the same number may have left one, changed
+    cmd = h3_strdupf("rm -rf %s && cp -r %s %s && chmod -R u+w %s", copy_dir,
+                     H3_SOURCE_DIR "/tests/data/tiny-h3/original", copy_dir, copy_dir);
     const int rc = system(cmd);
     free(cmd);
     return rc;
