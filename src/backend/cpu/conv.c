@@ -4,10 +4,11 @@
  * is a table per axis and tap: output index -> input index, -1 where zeros are read; so reflection,
  * repetition and causal padding cost nothing inside the loops.
  *
- * A transposed convolution is `stride` ordinary ones: outputs n = r (mod stride) see taps r', r' +
- * stride, ..., so that every output is one sum, rounded once.
+ * A transposed convolution multiplies with the weight as it is stored, channels and taps being
+ * rows, and adds the rows of its taps up, `stride` samples apart.
  */
 #include <assert.h>
+#include <omp.h>
 #include <stdlib.h>
 
 #include "decode.h"
@@ -205,69 +206,95 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
 
 /* ---------------------------------------------------------------- transposed */
 
-/* Outputs n with (n + pad) % stride == phase; tap j of this phase is tap phase + j * stride of the
- * file and reads input q - j, where q = (n + pad) / stride. */
-typedef struct phase_ctx {
+enum {
+    UP_ROWS = NB,        ///< (channel, tap) pairs of a block, at most, where a kernel allows it
+    UP_PANELS = 256 / NR ///< of a block
+};
+
+/* Z [co * kernel, N] = W^T x, with W [ci, co * kernel] as it is stored, and output n = q stride + r
+ * - pad of a channel is the sum over j of Z[r + j stride][q - j]. */
+typedef struct up_ctx {
     h3_tensor x, y;
     const h3_weight *w;
-    const float *wide; // the weight as f32 [Ci][Co * kernel]: in place when stored so
-    int64_t kernel, stride, pad, phase, taps;
-    int64_t q0, n0; // the first output of this phase and its q
-} phase_ctx;
+    const float *wide;                 // the weight as f32: in place when stored so
+    int64_t kernel, stride, pad, taps; // taps of an output, at most
+    int64_t per_co, panels;            // of a block; lanes overlap by taps - 1
+    int64_t blocks_m;
+} up_ctx;
 
-static void phase_fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
-                       void *rows UNUSED)
+/* lanes [from, from + NR) of x, channels [k0, k0 + kc) -> to[k][NR], zeros outside. */
+static void up_pack(const up_ctx *g, int64_t from, int64_t k0, int64_t kc, float *to)
 {
-    const phase_ctx *g = ctx;
+    const int64_t N = g->x.ne[1];
+    const float *x = (const float *)g->x.data + k0 * g->x.st[0] + from;
 
-    /* All taps of a channel lie within a few lines of the file. */
-    for (int64_t k = 0; k < kc;) {
-        const int64_t ci = (k0 + k) / g->taps, tap = (k0 + k) % g->taps;
-        const int64_t take = g->taps - tap < kc - k ? g->taps - tap : kc - k;
-        const float *from = g->wide + ci * g->w->cols + n0 * g->kernel + g->phase + tap * g->stride;
-        for (int64_t i = 0; i < n; i++, from += g->kernel)
-            for (int64_t t = 0; t < take; t++)
-                dst[i * LDA + k + t] = from[t * g->stride];
-        k += take;
+    if (from >= 0 && from + NR <= N) {
+        for (int64_t k = 0; k < kc; k++, x += g->x.st[0], to += NR) {
+            v_store(to, v_load(x));
+            v_store(to + VL, v_load(x + VL));
+        }
+        return;
+    }
+    for (int64_t k = 0; k < kc; k++, x += g->x.st[0], to += NR)
+        for (int64_t j = 0; j < NR; j++)
+            to[j] = from + j >= 0 && from + j < N ? x[j] : 0.0f;
+}
+
+/* One channel: its kernel rows of Z at c (panels `gap` apart), lane 0 being q = from + taps - 1 of
+ * the first tap. `line`: [stride][lanes + taps]. */
+static void up_store(const up_ctx *g, int64_t co, int64_t from, const float *c, int64_t gap,
+                     float *line)
+{
+    const int64_t lanes = g->panels * NR, room = lanes + g->taps, N = g->y.ne[1];
+    const float bias = g->w->bias.data ? ((const float *)g->w->bias.data)[co] : 0.0f;
+    float *y = (float *)g->y.data + co * g->y.st[0];
+
+    memset(line, 0, (size_t)(g->stride * room) * sizeof *line);
+    for (int64_t t = 0; t < g->kernel; t++)
+        for (int64_t p = 0; p < g->panels; p++) {
+            float *to = line + t % g->stride * room + p * NR + t / g->stride;
+            const float *z = c + p * gap + t * NR;
+            v_store(to, v_load(to) + v_load(z));
+            v_store(to + VL, v_load(to + VL) + v_load(z + VL));
+        }
+    for (int64_t l = g->taps - 1; l < lanes; l++) {
+        const int64_t n0 = (from + l) * g->stride - g->pad;
+        if (n0 >= N) return;
+        for (int64_t r = n0 < 0 ? -n0 : 0; r < g->stride && n0 + r < N; r++)
+            y[n0 + r] = line[r * room + l] + bias;
     }
 }
 
-static void phase_pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
+static void up_block(const up_ctx *g, int64_t block, float *room)
 {
-    const phase_ctx *g = ctx;
-    const int64_t N = g->x.ne[1];
+    const int64_t co0 = block / g->blocks_m * g->per_co, ci = g->x.ne[0], cols = g->w->cols;
+    const int64_t n_co = g->y.ne[0] - co0 < g->per_co ? g->y.ne[0] - co0 : g->per_co;
+    const int64_t lanes = g->panels * NR, rows = n_co * g->kernel, most = g->per_co * g->kernel;
+    const int64_t from = block % g->blocks_m * (lanes - g->taps + 1) - (g->taps - 1);
+    const int64_t left = h3_ceil_div(g->x.ne[1] - from, NR); // panels that hold anything
+    const int64_t panels = left < g->panels ? left : g->panels;
+    float *a = room, *b = a + KC * most, *c = b + KC * NR, *line = c + lanes * most;
 
-    for (int64_t k = 0; k < kc; k++) {
-        const int64_t ci = (k0 + k) / g->taps, from = g->q0 + m0 - (k0 + k) % g->taps;
-        const float *x = (const float *)g->x.data + ci * g->x.st[0];
-        for (int64_t j = 0; j < m; j++) {
-            const int64_t i = from + j;
-            dst[k * NR + j] = i >= 0 && i < N ? x[i] : 0.0f;
+    if (panels < g->panels)
+        memset(c + panels * most * NR, 0, (size_t)((g->panels - panels) * most * NR) * sizeof *c);
+    for (int64_t k0 = 0; k0 < ci; k0 += KC) {
+        const int64_t kc = ci - k0 < KC ? ci - k0 : KC;
+        for (int64_t k = 0; k < kc; k++)
+            memcpy(a + k * most, g->wide + (k0 + k) * cols + co0 * g->kernel,
+                   (size_t)rows * sizeof *a);
+        for (int64_t p = 0; p < panels; p++) {
+            const bool half = from + p * NR + VL >= g->x.ne[1];
+            up_pack(g, from + p * NR, k0, kc, b);
+            for (int64_t i = 0; i < rows; i += MR)
+                ISA(h3_cpu_tile_cols)
+                ((int)(rows - i < MR ? rows - i : MR), kc, a + i, most, b, c + (p * most + i) * NR,
+                 k0 > 0, half);
+            for (int64_t i = 0; i < rows && half; i++) // what the half tile left
+                v_store(c + (p * most + i) * NR + VL, v_set(0));
         }
     }
-}
-
-/* Away from both ends the panel is read where it lies; tap j looks j samples back. */
-static const float *phase_direct(const void *ctx, int64_t m0, int64_t m)
-{
-    const phase_ctx *g = ctx;
-    const int64_t from = g->q0 + m0;
-
-    if (m < NR || from - (g->taps - 1) < 0 || from + NR > g->x.ne[1]) return NULL;
-    return (const float *)g->x.data + from;
-}
-
-static void phase_store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
-                        const float *c)
-{
-    const phase_ctx *g = ctx;
-    const float *bias = g->w->bias.data;
-
-    for (int64_t i = 0; i < n; i++) {
-        float *to = (float *)g->y.data + (n0 + i) * g->y.st[0] + g->n0 + m0 * g->stride;
-        for (int64_t j = 0; j < m; j++)
-            to[j * g->stride] = c[i * NR + j] + (bias ? bias[n0 + i] : 0.0f);
-    }
+    for (int64_t i = 0; i < n_co; i++)
+        up_store(g, co0 + i, from, c + i * g->kernel * NR, most * NR, line);
 }
 
 static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w,
@@ -275,14 +302,31 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
 {
     const bool in_place =
         w->n_parts == 1 && !w->n_lora && w->part[0].encoding == H3_ENC_F32 && !w->part[0].in_scale;
-    phase_ctx g = {.x = x, .y = y, .w = w, .kernel = kernel, .stride = stride, .pad = pad};
+    up_ctx g = {.x = x,
+                .y = y,
+                .w = w,
+                .wide = w->part[0].data,
+                .kernel = kernel,
+                .stride = stride,
+                .pad = pad,
+                .taps = h3_ceil_div(kernel, stride)};
     float *wide = NULL;
-    int64_t *at = NULL; // offsets of (channel, tap), at most kernel taps a phase
-    h3_status st = H3_OK;
+    void *work = NULL;
 
     assert(w->rows == x.ne[0] && w->cols == y.ne[0] * kernel);
     assert(y.ne[1] == (x.ne[1] - 1) * stride + kernel - 2 * pad);
-    g.wide = w->part[0].data;
+    const int64_t all = h3_ceil_div(y.ne[1] + pad, stride); // q's
+    g.per_co = kernel < UP_ROWS ? UP_ROWS / kernel : 1;
+    if (g.per_co > y.ne[0]) g.per_co = y.ne[0];
+    g.panels = h3_ceil_div(all + g.taps - 1, NR);
+    if (g.panels > UP_PANELS) g.panels = UP_PANELS;
+    if (g.panels < h3_ceil_div(g.taps, NR) + 1) g.panels = h3_ceil_div(g.taps, NR) + 1;
+    const int64_t lanes = g.panels * NR, most = g.per_co * kernel;
+    const size_t floats =
+        (size_t)(KC * (most + NR) + lanes * most + stride * (lanes + g.taps) + NR + 16);
+    const size_t mine = h3_align_up(floats * sizeof(float), 64);
+    g.blocks_m = h3_ceil_div(all, lanes - g.taps + 1);
+    H3_TRY(h3_cpu_work(d, mine * (size_t)d->n_threads, &work));
     if (!in_place) { // only small stored types; the copy lives for this call
         size_t bytes;
         if (!h3_mul_size((size_t)w->rows * sizeof *wide, (size_t)w->cols, &bytes) ||
@@ -291,35 +335,11 @@ static h3_status conv_transpose1d(h3_dev *d, h3_tensor y, h3_tensor x, const h3_
         h3_weight_rows(w, 0, w->rows, wide);
         g.wide = wide;
     }
-    at = malloc((size_t)(w->rows * h3_ceil_div(kernel, stride) + 1) * sizeof *at);
-    if (!at) st = h3_fail(H3_E_NOMEM, "no memory for the offsets of %s", w->name);
-    for (g.phase = 0; g.phase < stride && st == H3_OK; g.phase++) {
-        g.q0 = h3_ceil_div(pad > g.phase ? pad - g.phase : 0, stride);
-        g.n0 = g.q0 * stride + g.phase - pad;
-        g.taps = g.phase < kernel ? h3_ceil_div(kernel - g.phase, stride) : 0;
-        const int64_t outputs = y.ne[1] > g.n0 ? h3_ceil_div(y.ne[1] - g.n0, stride) : 0;
-        if (g.taps == 0) { // a stride longer than the kernel leaves outputs that only hold the bias
-            for (int64_t i = 0; i < y.ne[0] * outputs; i++)
-                ((float *)y.data)[i / outputs * y.st[0] + g.n0 + i % outputs * stride] =
-                    w->bias.data ? ((const float *)w->bias.data)[i / outputs] : 0.0f;
-            continue;
-        }
-        h3_product p = {.n = y.ne[0],
-                        .m = outputs,
-                        .k = x.ne[0] * g.taps,
-                        .ctx = &g,
-                        .fill = phase_fill,
-                        .pack = phase_pack,
-                        .store = phase_store,
-                        .direct = phase_direct,
-                        .at = at};
-        for (int64_t k = 0; k < p.k; k++)
-            at[k] = k / g.taps * x.st[0] - k % g.taps;
-        st = ISA(h3_cpu_product)(d, &p);
-    }
-    free(at);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(d->n_threads)
+    for (int64_t block = 0; block < h3_ceil_div(y.ne[0], g.per_co) * g.blocks_m; block++)
+        up_block(&g, block, (float *)((unsigned char *)work + mine * (size_t)omp_get_thread_num()));
     free(wide);
-    return st;
+    return H3_OK;
 }
 
 void ISA(h3_cpu_fill_convolutions)(h3_ops *op)

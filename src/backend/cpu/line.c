@@ -40,6 +40,7 @@ enum {
     MAX_TAPS = 32,
     MAX_ROWS = 4 * MAX_TAPS, ///< products of a channel
     MAX_DILATION = 32,
+    FAR = 1 << 16,    ///< tells the second output of a pair
     CACHE = 640 << 10 ///< bytes of A, sequences and C of a block: well within level 2
 };
 
@@ -47,6 +48,11 @@ enum {
 typedef struct line_row {
     uint8_t seq, shift;
 } line_row;
+
+/* From one vector to the next: how far on in what is read, and the phase there. */
+typedef struct line_step {
+    int32_t by, phase;
+} line_step;
 
 typedef struct line_ctx {
     h3_tensor x, y, add;
@@ -59,11 +65,12 @@ typedef struct line_ctx {
     int n_rows[SUMS], all_rows, max_shift;
     int slot[N_SEQS], n_seqs; // place of a sequence among those that are used, or -1
     /* Lanes of E from `phase` on lie at in_at[phase][.] of x, lanes of an output vector at
-     * out_at[phase][.] of {VL of the first outputs, VL of the second}. */
+     * out_at[phase][.] of {VL of the first outputs, VL of the second}, or else FAR tells them. */
     bool is_in_fast, is_out_fast;
     int32_t in_at[MAX_DILATION][VL], out_at[2 * MAX_DILATION][VL];
+    line_step in_step[MAX_DILATION], out_step[2 * MAX_DILATION]; // to the next vector
     /* How it is cut. */
-    int64_t n_tiles, per_tiles, blocks_n; // tiles of MR rows; of a block; blocks
+    int64_t n_tiles, per_tiles, blocks_n; // tiles of MR rows; most of a block; blocks
     int64_t per_lanes, blocks_m;          // lanes of a block, a multiple of d
     int64_t chunk, n_chunks;              // channels at a time
     int64_t vectors, stride;              // of a block's lanes; floats of a sequence
@@ -128,17 +135,25 @@ static void plan_places(line_ctx *g)
     const int d = (int)g->d;
 
     g->is_in_fast = g->is_out_fast = VL > 4;
-    for (int p = 0; p < d; p++)
+    for (int p = 0; p < d; p++) {
+        const int next = p + VL;
+        g->in_step[p] = (line_step){next / d * 2 * d + next % d - p, next % d};
         for (int i = 0; i < VL; i++) {
             g->in_at[p][i] = (p + i) / d * 2 * d + (p + i) % d - p;
             if (g->in_at[p][i] >= 2 * VL) g->is_in_fast = false;
         }
-    for (int p = 0; p < 2 * d; p++)
+    }
+    for (int p = 0; p < 2 * d; p++) {
+        g->out_step[p] = (line_step){(p + VL) / (2 * d) * d, (p + VL) % (2 * d)};
         for (int i = 0; i < VL; i++) {
             const int in = (p + i) % (2 * d), lane = (p + i) / (2 * d) * d + in % d;
-            g->out_at[p][i] = in < d ? lane : lane + VL;
+            g->out_at[p][i] = in < d ? lane : lane + FAR;
             if (lane >= VL) g->is_out_fast = false;
         }
+    }
+    for (int p = 0; p < 2 * d && g->is_out_fast; p++)
+        for (int i = 0; i < VL; i++)
+            if (g->out_at[p][i] >= FAR) g->out_at[p][i] += VL - FAR;
 }
 
 /* ---------------------------------------------------------------- how it is cut */
@@ -161,12 +176,30 @@ static size_t block_floats(const line_ctx *g, int64_t tiles, int64_t vectors)
            (size_t)(SUMS * tiles * MR * (vectors + 1) / 2 * NR);
 }
 
-/* Cycles of one channel of a block, roughly. */
-static double block_cycles(const line_ctx *g, int64_t tiles, int64_t vectors, bool is_shared)
+/* Cycles of one channel, roughly: products of a tile, an odd vector's being dearer, and making the
+ * sequences of a block. */
+static double tile_cycles(const line_ctx *g, int64_t vectors)
 {
-    const double fill = is_shared ? 0 : (double)tiles * (double)(6 * g->taps + 4 * g->all_rows);
-    const double made = (double)(vectors + 2) * (6 + 2 * g->n_seqs);
-    return (double)(tiles * vectors * MR * g->all_rows) * (VL == 16 ? 1.0 : 0.5) + fill + made;
+    return (double)(MR * g->all_rows) * ((double)vectors + 0.2 * (double)(vectors % 2)) *
+           (VL == 16 ? 1.0 : 0.5);
+}
+static double made_cycles(const line_ctx *g, int64_t vectors)
+{
+    return (double)(vectors + 2) * (8 + 2 * g->n_seqs);
+}
+
+/* Cycles of one channel until the last thread ends. */
+static double all_cycles(const line_ctx *g, int64_t bn, int64_t lanes, int64_t bm, int n_threads)
+{
+    const int64_t vectors = h3_ceil_div(lanes, VL);
+    const double fill = (double)g->n_tiles * (double)(6 * g->taps + 4 * g->all_rows) / n_threads;
+    const double made = made_cycles(g, vectors), one = tile_cycles(g, vectors);
+
+    if (n_threads > 1) // the largest blocks
+        return fill + (double)h3_ceil_div(bn * bm, n_threads) *
+                          ((double)h3_ceil_div(g->n_tiles, bn) * one + made);
+    const double last = tile_cycles(g, h3_ceil_div(g->lanes - (bm - 1) * lanes, VL));
+    return fill + (double)g->n_tiles * ((double)(bm - 1) * one + last) + (double)(bn * bm) * made;
 }
 
 /* Blocks as large as level 2 lets them be, in such numbers that threads end together. */
@@ -176,18 +209,15 @@ static void cut_line(line_ctx *g, int n_threads)
     double best = 0;
 
     g->n_tiles = h3_ceil_div(g->co, MR);
-    for (int64_t bn = 1; bn <= g->n_tiles; bn++) {
-        const int64_t tiles = h3_ceil_div(g->n_tiles, bn);
-        if (h3_ceil_div(g->n_tiles, tiles) != bn) continue;
-        for (int64_t bm = 1; bm <= all; bm = bm < 4 ? bm + 1 : bm + bm / 2) {
+    for (int64_t bn = 1; bn <= g->n_tiles; bn++)
+        for (int64_t bm = 1; bm <= all; bm = bm < 8 ? bm + 1 : bm + bm / 4) {
             const int64_t lanes = h3_ceil_div(h3_ceil_div(g->lanes, bm), g->d) * g->d;
             const int64_t vectors = h3_ceil_div(lanes, VL), blocks_m = h3_ceil_div(g->lanes, lanes);
+            const int64_t tiles = h3_ceil_div(g->n_tiles, bn);
             const bool fits = block_floats(g, tiles, vectors) * sizeof(float) <= CACHE;
-            const bool is_last = bn == g->n_tiles && bm + bm / 2 > all; // must take something
+            const bool is_last = bn == g->n_tiles && bm + bm / 4 > all; // must take something
             if (!fits && !(is_last && best == 0)) continue;
-            const bool is_shared = blocks_m > 1;
-            const double one = block_cycles(g, tiles, vectors, is_shared);
-            const double cycles = (double)h3_ceil_div(bn * blocks_m, n_threads) * one;
+            const double cycles = all_cycles(g, bn, lanes, blocks_m, n_threads);
             if (best > 0 && cycles >= best) continue;
             best = cycles;
             g->per_tiles = tiles;
@@ -195,9 +225,8 @@ static void cut_line(line_ctx *g, int n_threads)
             g->per_lanes = lanes;
             g->blocks_m = blocks_m;
             g->vectors = vectors;
-            g->is_shared = is_shared;
         }
-    }
+    g->is_shared = g->blocks_m > 1;
     g->stride = seq_stride(g, g->vectors);
 }
 
@@ -224,15 +253,16 @@ static void turn_weight(const line_ctx *g, int64_t n0, int64_t n1, int64_t k0, i
             for (int64_t k = 0; k < n; k += 16)
                 __builtin_prefetch(row[i] + n + k, 0, 2);
     for (int i0 = 0; i0 < GROUP; i0 += VL)
-        for (int64_t k = 0; k < n; k += VL) {
+        for (int64_t from = 0; from < n; from += VL) {
+            const int64_t k = n - from >= VL || n < VL ? from : n - VL; // the last vector overlaps
             vf v[VL];
-            if (n - k >= VL) {
+            if (n >= VL) {
 #pragma GCC unroll 16
                 for (int i = 0; i < VL; i++)
                     v[i] = v_load(row[i0 + i] + k);
             } else {
                 for (int i = 0; i < VL; i++)
-                    v[i] = v_get_n(row[i0 + i], H3_F32, k, (int)(n - k));
+                    v[i] = v_get_n(row[i0 + i], H3_F32, k, (int)n);
             }
             v_transpose(v);
 #pragma GCC unroll 16
@@ -304,7 +334,12 @@ static const float *take_line(const line_ctx *g, int64_t channel, int64_t at, in
     const float *line = (const float *)g->x.data + channel * g->x.st[0];
     const int64_t N = g->x.ne[3];
 
-    if (at >= 0 && at + n <= N) return line + at;
+    if (at >= 0 && at + n <= N) {
+        if (channel + 1 < g->ci) // the next one's is far away
+            for (int64_t i = 0; i < n; i += 16)
+                __builtin_prefetch(line + g->x.st[0] + at + i);
+        return line + at;
+    }
     const int64_t lo = least(at < 0 ? -at : 0, n), hi = least(n, N > at ? N - at : 0);
     memset(room, 0, (size_t)lo * sizeof *room);
     if (hi > lo) memcpy(room + lo, line + at + lo, (size_t)(hi - lo) * sizeof *room);
@@ -341,9 +376,8 @@ static void make_sequences(const line_ctx *g, int64_t channel, int64_t j0, int64
     for (int64_t j = 0; j < n + d; j += VL) {
         v_store(e + j, spread(g, line, g->in_at[phase]));
         v_store(o + j, spread(g, line + d, g->in_at[phase]));
-        const int64_t next = phase + VL;
-        line += next / d * 2 * d + next % d - phase;
-        phase = next % d;
+        line += g->in_step[phase].by;
+        phase = g->in_step[phase].phase;
     }
     for (int64_t j = 0; j < n; j += VL) {
         const vf even = v_load(e + j), odd = v_load(o + j);
@@ -417,42 +451,47 @@ static void multiply(int n, int64_t kc, const float *a, const float *b, const in
 
 /* ---------------------------------------------------------------- outputs */
 
-/* Row `co` of the block from lane j0 on: its four sums [SUMS][.] at `c`, `gap` apart. */
-static void store_row(const line_ctx *g, int64_t co, int64_t j0, const float *c, int64_t gap,
-                      float *room)
+/* VL outputs that begin at lane 0 of y0 and y1, at places at[]. */
+INLINE vf gather_pairs(const line_ctx *g, const float *y0, const float *y1, const int32_t *at)
 {
-    const int64_t t0 = 2 * j0, n = least(g->n - t0, 2 * g->per_lanes), d2 = 2 * g->d;
-    const int64_t whole = g->vectors * VL;
-    const float bias = g->w->bias.data ? ((const float *)g->w->bias.data)[co] : 0.0f;
-    float *to = (float *)g->y.data + co * g->y.st[0] + t0, *y0 = room, *y1 = room + whole + VL;
-    const float *plus = g->add.data ? (const float *)g->add.data + co * g->add.st[0] + t0 : NULL;
+    float t[VL];
 
-    for (int64_t j = 0; j < whole; j += VL) {
+    if (g->is_out_fast) return v_permute2(v_load(y0), v_load(y1), at);
+    for (int i = 0; i < VL; i++)
+        t[i] = at[i] < FAR ? y0[at[i]] : y1[at[i] - FAR];
+    return v_load(t);
+}
+
+/* Row `co` of the block from lane j0 on: its four sums [SUMS][.] at `c`, `gap` apart. */
+static void store_row(const line_ctx *g, int64_t co, int64_t j0, int64_t vectors, const float *c,
+                      int64_t gap, float *room)
+{
+    const int64_t t0 = 2 * j0, n = least(g->n - t0, 2 * g->per_lanes);
+    const float bias = g->w->bias.data ? ((const float *)g->w->bias.data)[co] : 0.0f;
+    float *to = (float *)g->y.data + co * g->y.st[0] + t0;
+    const float *plus = g->add.data ? (const float *)g->add.data + co * g->add.st[0] + t0 : NULL;
+    float *y0 = room, *y1 = room + (g->vectors + 2) * VL;
+    int64_t phase = 0;
+
+    for (int64_t j = 0; j < vectors * VL; j += VL) {
         const vf m1 = v_load(c + j), m2 = v_load(c + gap + j);
         const vf m3 = v_load(c + 2 * gap + j), m4 = v_load(c + 3 * gap + j);
         v_store(y0 + j, m1 + (m2 + m3) + bias);
         v_store(y1 + j, (m2 - m3) - m4 + bias);
     }
     for (int64_t t = 0; t < n; t += VL) {
-        const int64_t base = t / d2 * g->d;
-        const int32_t *at = g->out_at[t % d2];
-        vf v;
-        if (g->is_out_fast) {
-            v = v_permute2(v_load(y0 + base), v_load(y1 + base), at);
-        } else {
-            float u[VL];
-            for (int i = 0; i < VL && t + i < n; i++) {
-                const int64_t in = (t + i) % d2, lane = (t + i) / d2 * g->d + in % g->d;
-                u[i] = in < g->d ? y0[lane] : y1[lane];
-            }
-            v = v_load(u);
-        }
+        const vf v = gather_pairs(g, y0, y1, g->out_at[phase]);
+        __builtin_prefetch(to + t + g->y.st[0], 1);
+        if (plus) __builtin_prefetch(plus + t + g->add.st[0]);
         if (n - t >= VL) {
             v_store(to + t, plus ? v + v_load(plus + t) : v);
         } else {
             const int left = (int)(n - t);
             v_put_n(to, H3_F32, t, plus ? v + v_get_n(plus, H3_F32, t, left) : v, left);
         }
+        y0 += g->out_step[phase].by;
+        y1 += g->out_step[phase].by;
+        phase = g->out_step[phase].phase;
     }
 }
 
@@ -466,7 +505,8 @@ typedef struct line_room {
 static void one_block(const line_ctx *g, int64_t block, const float *shared, const line_room *r)
 {
     const int64_t bn = block / g->blocks_m, j0 = block % g->blocks_m * g->per_lanes;
-    const int64_t tile0 = bn * g->per_tiles, tiles = least(g->per_tiles, g->n_tiles - tile0);
+    const int64_t tile0 = bn * g->n_tiles / g->blocks_n;
+    const int64_t tiles = (bn + 1) * g->n_tiles / g->blocks_n - tile0;
     const int64_t vectors = h3_ceil_div(least(g->per_lanes, g->lanes - j0), VL);
     const int64_t ldc = (g->vectors + 1) / 2 * NR, gap = g->per_tiles * MR * ldc;
 
@@ -497,7 +537,7 @@ static void one_block(const line_ctx *g, int64_t block, const float *shared, con
         const int64_t lo = (tile0 + i) * g->co / g->n_tiles;
         const int64_t hi = (tile0 + i + 1) * g->co / g->n_tiles;
         for (int64_t co = lo; co < hi; co++)
-            store_row(g, co, j0, r->c + (i * MR + co - lo) * ldc, gap, r->other);
+            store_row(g, co, j0, vectors, r->c + (i * MR + co - lo) * ldc, gap, r->other);
     }
 }
 
