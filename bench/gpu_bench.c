@@ -1062,14 +1062,14 @@ static void vae_error(h3_video_vae *v, int64_t side)
 
 static void bench_vae(bool has_tiles, bool has_clip)
 {
-    enum { SIDE = IS_TINY ? 3 : 16 }; // latent cells of a tile
+    enum { SIDE = IS_TINY ? 3 : 16, DEPTH = IS_TINY ? 2 : 36 }; // latent cells of a tile, layers
     h3_checkpoint *ck = synthetic(H3_ROLE_VIDEO_VAE, 1);
     h3_video_vae *v = NULL;
 
     MUST(h3_video_vae_open(&v, d, ck, H3_VIDEO_VAE_DECODER));
-    /* 36 layers of the one there is, once a run of that one has brought everything: a store of
+    /* All layers are the one there is, once a run of that one has brought everything: a store of
      * nothing then. */
-    vit_block *const one = v->dec.block, *deep = calloc(36, sizeof *deep);
+    vit_block *const one = v->dec.block, *deep = calloc(DEPTH, sizeof *deep);
     h3_store *const store = v->dec.store, *nothing = NULL;
     MUST(h3_store_create(&nothing, d));
     for (int k = 0; k < (has_tiles ? 2 : 1); k++) {
@@ -1077,18 +1077,21 @@ static void bench_vae(bool has_tiles, bool has_clip)
         v->geo.n_layers = 1;
         v->dec.block = one;
         v->dec.store = store;
+        h3_dev_scratch_drop(d);
+        h3_store_drop(store);
         const size_t before = d->backend->allocated;
         decode(v, "vae_one_layer", 7, SIDE, SIDE, 1, act, 1);
+        h3_dev_scratch_drop(d);
         printf(
             "{\"what\": \"vae_weights\", \"math\": \"%s\", \"act\": \"%s\", \"stored_mib\": %.1f, "
             "\"saved_mib\": %.1f, \"taken_mib\": %.1f}\n",
             o.math, h3_dtype_name(act), (double)h3_ckpt_usage(ck, NULL).matrices / 1048576,
             (double)h3_store_saved(store, NULL) / 1048576,
             ((double)d->backend->allocated - (double)before) / 1048576);
-        v->geo.n_layers = 36;
+        v->geo.n_layers = DEPTH;
         v->dec.block = deep;
         v->dec.store = nothing;
-        for (int i = 0; i < 36; i++)
+        for (int i = 0; i < DEPTH; i++)
             deep[i] = one[0];
         for (int i = 0; has_tiles && i < o.n_tiles; i++) {
             /* As many tiles as fly together, in one row of the picture. */
@@ -1097,11 +1100,10 @@ static void bench_vae(bool has_tiles, bool has_clip)
             decode(v, "vae_tiles", 7, SIDE, SIDE + 12 * (n - 1), n, act,
                    act == H3_F32 ? 1 : o.repeat);
         }
+        for (int i = 0; has_clip && act == H3_BF16 && i < o.n_tiles; i++)
+            decode(v, "vae_clip_832x480x124", 37, 30, 52, (int)o.tiles[i], act, 1);
     }
     if (has_tiles) vae_error(v, SIDE);
-    if (has_clip)
-        for (int i = 0; i < o.n_tiles; i++)
-            decode(v, "vae_clip_832x480x124", 37, 30, 52, (int)o.tiles[i], H3_BF16, 1);
 }
 
 static void bench_audio(void)
