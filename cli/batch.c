@@ -33,7 +33,8 @@ typedef struct batch {
     size_t cap;
     place *place;
     size_t n_places;
-    bool *is_bad; // of a file's lines, by number; NULL: not looked at
+    bool *is_bad;  // of a file's lines, by number; NULL: not looked at
+    bool has_zero; // the line at hand has a byte that no text has
     long line, n_lines, n_requests, n_done, n_failed, first_failed;
     int status; // of the line that failed first
 } batch;
@@ -192,7 +193,9 @@ static int read_request(const batch *b, request **out)
     r->c.n_owned = 0; // the command line's strings stay its own
     r->c.batch = NULL;
     r->o = json_loads(b->text, JSON_REJECT_DUPLICATES, &error);
-    if (!r->o)
+    if (b->has_zero)
+        st = report_said(2, "holds a zero byte, so it is no text in UTF-8");
+    else if (!r->o)
         st = report_said(2, "is not JSON: %s (column %d)", error.text, error.column);
     else if (!json_is_object(r->o))
         st = report_said(2, "expected a JSON object such as {\"prompt\": \"a fox\", \"seed\": 7}");
@@ -263,8 +266,8 @@ static bool next_line(batch *b)
         b->line++;
         if (b->line == 1 && strncmp(b->text, "\xef\xbb\xbf", 3) == 0)
             memmove(b->text, b->text + 3, (size_t)n - 2);
-        if (strlen(b->text) < (size_t)n) strcpy(b->text, "\"a zero byte\""); // not JSON's
-        if (b->text[strspn(b->text, " \t\r\n")]) return true;
+        b->has_zero = strlen(b->text) < (size_t)n;
+        if (b->has_zero || b->text[strspn(b->text, " \t\r\n")]) return true;
     }
     return false;
 }
