@@ -44,12 +44,12 @@ check-all: check check-dev check-cuda
 check-release: deps-check
 	cmake -S . -B build/check -G Ninja -DCMAKE_BUILD_TYPE=Release -DH3_CUDA=OFF >/dev/null
 	cmake --build build/check -j $(JOBS)
-	OMP_WAIT_POLICY=passive ctest --test-dir build/check --output-on-failure -j 2
+	OMP_WAIT_POLICY=passive ctest --test-dir build/check --output-on-failure --timeout 5000 -j 2
 
 check-dev: deps-check
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Debug -DH3_SANITIZE=ON -DH3_CUDA=OFF >/dev/null
 	cmake --build build/dev -j $(JOBS)
-	OMP_WAIT_POLICY=passive ctest --test-dir build/dev --output-on-failure -j 2
+	OMP_WAIT_POLICY=passive ctest --test-dir build/dev --output-on-failure --timeout 5000 -j 2
 
 check-clang: deps-check
 	cmake -S . -B build/clang -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang -DH3_CUDA=OFF >/dev/null
