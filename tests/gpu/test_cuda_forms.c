@@ -225,10 +225,50 @@ static void test_fp8(void **unused)
     unsetenv("H3_CUDA_FP8_ROWS");
 }
 
+/* With an adapter the form is the sum: a matrix of the right type already goes too. */
+static void test_adapters(void **unused)
+{
+    enum { RANK = 4 };
+    static float a[RANK * K], b[N * RANK];
+    const size_t bytes_a = sizeof a, bytes_b = sizeof b;
+    const h3_weight_part part = {.encoding = H3_ENC_F32, .global = 1};
+    h3_lora l = {.a = part, .b = part, .weight_rows = N, .scale = 0.5f};
+    unsigned char *seen[2];
+    size_t taken[2];
+
+    (void)unused;
+    for (int i = 0; i < RANK * K; i++)
+        a[i] = number(5 * i);
+    for (int i = 0; i < N * RANK; i++)
+        b[i] = number(11 * i);
+    l.a.data = a, l.a.rows = l.a.full_rows = RANK, l.a.cols = K;
+    l.a.row_bytes = K * sizeof *a, l.a.bytes = bytes_a;
+    l.b.data = b, l.b.rows = l.b.full_rows = N, l.b.cols = RANK;
+    l.b.row_bytes = RANK * sizeof *b, l.b.bytes = bytes_b;
+    for (int told = 0; told < 2; told++) {
+        fixture f = {.path = ""};
+        snprintf(f.path, sizeof f.path, "/tmp/h3av-forms-%ld.safetensors", (long)getpid());
+        write_file(f.path);
+        open_store(&f, "auto");
+        for (int g = 0; g < N_WEIGHTS; g++)
+            f.w[g].lora = &l, f.w[g].n_lora = 1;
+        const size_t before = on_device(&f);
+        if (told) tell(&f, H3_BF16);
+        seen[told] = products(&f, H3_BF16);
+        taken[told] = on_device(&f) - before;
+        close_store(&f);
+        unlink(f.path);
+    }
+    same(seen[0], seen[1], H3_BF16);
+    assert_int_equal(taken[0] - taken[1], 8 * (size_t)N * K); // all that was stored
+    free(seen[0]);
+    free(seen[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bf16), cmocka_unit_test(test_f32),
-                                       cmocka_unit_test(test_fp8)};
+                                       cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters)};
     h3_dev *d = NULL;
 
     if (h3_dev_open(&d, "cuda", NULL) != H3_OK) {

@@ -247,14 +247,14 @@ static bool is_worth_keeping(const h3_weight *w, int i, h3_dtype want)
 /* All of part `i`, decoded, with the weight. */
 static h3_status keep_copy(h3_dev *d, const h3_weight *w, packed *k, int i, h3_dtype want)
 {
-    packed_part *pp = &k->part[i];
     const int64_t N = w->part[i].rows, K = w->part[i].cols;
+    void *copy = NULL;
     h3_part p;
 
     H3_TRY(h3_cuda_part(d, w, i, &p));
-    H3_TRY(take(d, k, &pp->copy[want], (size_t)(N * K) * h3_dtype_bytes(want)));
-    H3_LAUNCH(d,
-              h3_k_decode(d->backend->stream, dense_view(pp->copy[want], want, N, K), &p, 0, NULL));
+    H3_TRY(take(d, k, &copy, (size_t)(N * K) * h3_dtype_bytes(want)));
+    H3_LAUNCH(d, h3_k_decode(d->backend->stream, dense_view(copy, want, N, K), &p, 0, NULL));
+    k->part[i].copy[want] = copy; // not before it holds what it stands for
     d->backend->counts[H3_CUDA_N_DECODED]++;
     return H3_OK;
 }
@@ -340,11 +340,12 @@ h3_status h3_cuda_matrix_fp8(h3_dev *d, const h3_weight *w, int i, const void **
     H3_TRY(packed_of(w, &k));
     packed_part *pp = &k->part[i];
     if (!pp->fp8) {
-        void *scale = NULL;
-        H3_TRY(take(d, k, &pp->fp8, (size_t)(N * K)));
+        void *fp8 = NULL, *scale = NULL;
+        H3_TRY(take(d, k, &fp8, (size_t)(N * K)));
         H3_TRY(take(d, k, &scale, (size_t)N * sizeof(float)));
+        H3_TRY(quantise_part(d, w, i, fp8, scale));
+        pp->fp8 = fp8; // not before it holds what it stands for
         pp->fp8_scale = scale;
-        H3_TRY(quantise_part(d, w, i, pp->fp8, pp->fp8_scale));
     }
     *out = pp->fp8;
     *scales = pp->fp8_scale;
