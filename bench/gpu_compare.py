@@ -79,13 +79,18 @@ def run(name, command, limit, keep):
         env["TMPDIR"] = roomiest()
     begun = time.monotonic()
     p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=env, start_new_session=True)
-    timer = threading.Timer(limit, lambda: os.killpg(p.pid, signal.SIGKILL))
+    end = lambda: os.killpg(p.pid, signal.SIGKILL)
+    timer = threading.Timer(limit, end)
     timer.start()
-    for line in p.stdout:
-        if line.startswith("{"):
-            keep(json.loads(line))
-    status = p.wait()
-    timer.cancel()
+    try:
+        for line in p.stdout:
+            if line.startswith("{"):
+                keep(json.loads(line))
+        status = p.wait()
+    finally:  # nothing outlives this program
+        timer.cancel()
+        if p.poll() is None:
+            end()
     keep(dict(what="part", name=name, command=" ".join(command[1 if command[0] == sys.executable else 0:]), exit=status,
               s=round(time.monotonic() - begun, 1)))
 
@@ -172,6 +177,7 @@ def main():
     p.add_argument("--layers", type=int, help="of the step and of the file (50)")
     p.add_argument("--wheel", help="of diffusers, where it is not installed")
     a = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seen = [r for f in a.recorded for r in lines(open(f).read())]
     if a.program:
         out = a.out or next_file()
