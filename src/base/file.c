@@ -102,11 +102,22 @@ bool h3_path_is_dir(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static h3_status open_failed(const char *path)
+static h3_status open_failed(const char *path, const char *what)
 {
     const int e = errno;
-    if (e == ENOENT || e == ENOTDIR) return h3_fail(H3_E_MISSING, "%s: no such file", path);
+    if (e == ENOENT || e == ENOTDIR) return h3_fail(H3_E_MISSING, "%s: no such %s", path, what);
     return h3_fail(H3_E_IO, "%s: cannot be opened: %s", path, strerror(e));
+}
+
+h3_status h3_path_need(const char *path, const char *what)
+{
+    struct stat st;
+
+    errno = ENOENT;
+    if (h3_is_builtin(path)) return h3_path_exists(path) ? H3_OK : open_failed(path, what);
+    if (stat(path, &st) != 0) return open_failed(path, what);
+    if (S_ISDIR(st.st_mode) && access(path, R_OK | X_OK) != 0) return open_failed(path, what);
+    return H3_OK;
 }
 
 /* Live maps, so that an address can be told from heap memory (which MADV_DONTNEED would clear). */
@@ -158,7 +169,7 @@ h3_status h3_file_map(h3_file **out, const char *path)
     }
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe without a writer would wait
     if (f->fd < 0) {
-        st = open_failed(path);
+        st = open_failed(path, "file");
         goto fail;
     }
     if (fstat(f->fd, &info) != 0) {

@@ -54,6 +54,10 @@ uint64_t h3_path_mark(const char *path);
 bool h3_path_exists(const char *path);
 bool h3_path_is_dir(const char *path);
 
+/** Whether the file is there, or the folder can be listed: H3_E_MISSING "PATH: no such WHAT", or
+ * H3_E_IO with the reason (no permission, links in a circle) of one that is. */
+H3_NODISCARD h3_status h3_path_need(const char *path, const char *what);
+
 /** malloc'd "dir/name"; never NULL (aborts only when malloc of a few bytes fails). */
 char *h3_path_join(const char *dir, const char *name);
 

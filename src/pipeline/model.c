@@ -224,10 +224,7 @@ h3_status h3_model_find(h3_model *out, const h3_model_paths *p)
 
     memset(out, 0, sizeof *out);
     out->root = h3_strdupf("%s", p->root ? p->root : "builtin:");
-    if (p->root && !h3_path_exists(p->root)) {
-        st = h3_fail(H3_E_MISSING, "%s: no such model folder", p->root);
-        goto fail;
-    }
+    if (p->root && (st = h3_path_need(p->root, "model folder")) != H3_OK) goto fail;
     if (p->root && !h3_path_is_dir(p->root)) {
         st = h3_fail(H3_E_ARG,
                      "%s: is a file, and a model is a folder with all its parts; single "

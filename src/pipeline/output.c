@@ -53,8 +53,9 @@ static h3_status check_name(const char *path)
 
 h3_status h3_output_container(const char *path)
 {
-    static const char *const others[] = {"avi", "mkv", "webm", "gif", "wmv", "flv",
-                                         "wav", "png", "ppm",  "jpg", "jpeg"};
+    static const char *const others[] = {"avi",  "mkv",         "webm", "gif", "wmv",
+                                         "flv",  "wav",         "png",  "ppm", "jpg",
+                                         "jpeg", "safetensors", "gguf", "json"};
     const char *dot = strrchr(path, '.');
 
     for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)

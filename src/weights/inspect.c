@@ -318,7 +318,7 @@ h3_status h3_inspect_path(json_t **out, const char *path, const h3_ckpt_opts *op
     char *file = NULL;
 
     *out = NULL;
-    if (!h3_path_exists(path)) return h3_fail(H3_E_MISSING, "%s: no such file or folder", path);
+    H3_TRY(h3_path_need(path, "file or folder"));
     if (!h3_path_is_dir(path)) return inspect_file(out, path, opts, verbose);
     if (h3_manifest_locate(&file, path) == H3_OK) {
         free(file);

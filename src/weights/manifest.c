@@ -314,6 +314,7 @@ h3_status h3_manifest_locate(char **file, const char *path)
         *file = h3_strdupf("%s", path);
         return H3_OK;
     }
+    H3_TRY(h3_path_need(path, "folder"));
     *file = pick_in_folder(path, &n);
     if (*file) return H3_OK;
     if (n > 1)

@@ -4,6 +4,7 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -213,6 +214,7 @@ static void visit(walk *w, const char *dir, int depth)
     DIR *d = opendir(dir);
     const struct dirent *e;
 
+    if (!d) note(w->p, "%s cannot be searched: %s", dir, strerror(errno));
     while (d && (e = readdir(d))) {
         char *path;
         if (e->d_name[0] == '.') continue;
@@ -399,6 +401,7 @@ h3_status h3_parts_find(h3_parts *out, const char *folder)
     walk w = {.p = out};
 
     memset(out, 0, sizeof *out);
+    H3_TRY(h3_path_need(folder, "model folder"));
     if (!h3_path_is_dir(folder)) return h3_fail(H3_E_MISSING, "%s: no such model folder", folder);
     if (h3_is_builtin(folder))
         visit_builtin(&w, folder);

@@ -708,6 +708,37 @@ static void test_inspect(void **state)
     must_fail(h3_inspect_path(&o, "/no/such/thing", NULL, false), H3_E_MISSING, "/no/such/thing");
 }
 
+/* What is there but cannot be entered is not called missing. */
+static void test_no_entry(void **state)
+{
+    char *root = temporary(""), *loop = h3_path_join(root, "loop"),
+         *shut = h3_path_join(root, "shut");
+    json_t *o = NULL;
+    h3_parts p;
+    char *file;
+
+    (void)state;
+    assert_int_equal(mkdir(root, 0755), 0);
+    assert_int_equal(symlink("loop", loop), 0);
+    must_fail(h3_inspect_path(&o, loop, NULL, false), H3_E_IO, "Too many levels");
+    must_fail(h3_parts_find(&p, loop), H3_E_IO, "Too many levels");
+    assert_int_equal(mkdir(shut, 0), 0);
+    if (geteuid() != 0) { // root enters anything
+        must_fail(h3_inspect_path(&o, shut, NULL, false), H3_E_IO, "Permission denied");
+        must_fail(h3_parts_find(&p, shut), H3_E_IO, "Permission denied");
+        must_fail(h3_manifest_locate(&file, shut), H3_E_IO, "Permission denied");
+        must(h3_parts_find(&p, root));
+        assert_non_null(strstr(p.notes, "shut cannot be searched: Permission denied"));
+        h3_parts_free(&p);
+    }
+    unlink(loop);
+    rmdir(shut);
+    rmdir(root);
+    free(loop);
+    free(shut);
+    free(root);
+}
+
 /* A tokenizer.json of that text in root/folder, whose folders are made. */
 static void put_tokenizer(const char *root, const char *folder, const char *text)
 {
@@ -945,15 +976,25 @@ static void test_norms_in_halves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decoders),         cmocka_unit_test(test_crossing_blocks),
-        cmocka_unit_test(test_scalars),          cmocka_unit_test(test_whole_weight),
-        cmocka_unit_test(test_layouts),          cmocka_unit_test(test_binding),
-        cmocka_unit_test(test_order_override),   cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_statistics),       cmocka_unit_test(test_convert),
-        cmocka_unit_test(test_convert_layouts),  cmocka_unit_test(test_convert_pairs),
-        cmocka_unit_test(test_convert_refusals), cmocka_unit_test(test_config_inside),
-        cmocka_unit_test(test_inspect),          cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_parts_tokenizer),  cmocka_unit_test(test_json),
+        cmocka_unit_test(test_decoders),
+        cmocka_unit_test(test_crossing_blocks),
+        cmocka_unit_test(test_scalars),
+        cmocka_unit_test(test_whole_weight),
+        cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_binding),
+        cmocka_unit_test(test_order_override),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_convert_layouts),
+        cmocka_unit_test(test_convert_pairs),
+        cmocka_unit_test(test_convert_refusals),
+        cmocka_unit_test(test_config_inside),
+        cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_no_entry),
+        cmocka_unit_test(test_parts_tokenizer),
+        cmocka_unit_test(test_json),
         cmocka_unit_test(test_norms_in_halves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
