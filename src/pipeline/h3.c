@@ -269,6 +269,16 @@ static json_t *result_json(const h3_result *rs)
                      rs->codec, "latents", hash, "phases", phases);
 }
 
+static void name_outputs(json_t *o, const h3_request *rq)
+{
+    const struct {
+        const char *key, *path;
+    } list[] = {{"output", rq->out_path}, {"frames_dir", rq->frames_dir}, {"wav", rq->wav_path}};
+
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (list[i].path) json_object_set_new(o, list[i].key, json_string(list[i].path));
+}
+
 h3_status h3_engine_can_run(const h3_engine *e)
 {
     if (!e) return h3_fail(H3_E_ARG, "no engine given");
@@ -303,6 +313,7 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_
     rs->peak_device = e->dev ? e->dev->peak : 0;
     if (st == H3_OK && rq->on_event) {
         json_t *o = result_json(rs);
+        name_outputs(o, rq);
         char *text = json_dumps(o, JSON_COMPACT);
         const h3_event ev = {
             .kind = H3_EVENT_DONE, .text = text ? text : "{}", .progress = 1, .eta_seconds = 0};

@@ -222,7 +222,7 @@ succeeds "events" generate -p x -s 64x32 -f 22 --steps 3 --json -o j.mp4
 check "events are JSON lines" "$(python3 -c '
 import json
 e = [json.loads(l) for l in open("out")]
-print(e[-1]["event"], sum(x["event"] == "step" and x["phase"] == "sample" for x in e))')" "done 2"
+print(e[-1]["event"], e[-1]["data"]["output"], sum(x["event"] == "step" and x["phase"] == "sample" for x in e))')" "done j.mp4 2"
 succeeds "counters" generate -p x -s 64x32 -f 22 --steps 3 --verbose -o j.mp4
 check "nothing fell back" "$(python3 -c '
 import json
