@@ -688,6 +688,14 @@ static void check_conv(bench *b)
                                {0, 0, (k - 1) * dil / 2},
                                {0, 0, (uint8_t)(k % 3)}},
                      H3_ENC_F32, dil == 3);
+    /* long lines, alone and in pairs: outputs come two at a time, the last one alone */
+    for (int i = 0; i < 12; i++) {
+        static const int taps[] = {3, 4, 5, 7, 11, 16};
+        const int k = taps[i % 6], dil = (int[]){5, 1, 3, 2, 7}[i % 5], pad = (k - 1) * dil / 2;
+        one_conv(b, i % 4 ? 40 : 8, i % 3 ? 30 : 8, (int64_t[]){1, 1 + i / 6, 1 + 97 * i},
+                 (h3_conv){{1, 1, k}, {1, 1, 1}, {1, 1, dil}, {0, 0, pad}, {0, 0, pad + dil}, {0}},
+                 i % 2 ? H3_ENC_F32 : H3_ENC_BF16, i % 3 == 0);
+    }
     one_conv(b, 3, 250, (int64_t[]){1, 1, 64},
              (h3_conv){{1, 1, 8}, {1, 1, 4}, {1, 1, 1}, {0, 0, 2}, {0, 0, 2}, {0, 0, 1}},
              H3_ENC_F32, false);

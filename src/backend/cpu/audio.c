@@ -60,23 +60,24 @@ static void chunk(const float *x, float *y, int64_t N, int64_t n0, int64_t n, vf
                   const filters *f)
 {
     enum { ROOM = PAD + CHUNK + 2 * PAD + VL };
-    float in[ROOM], e[ROOM], o[ROOM];
-    /* in[PAD + i] = x[n0 - PAD + 3 ... ]: index t of the buffers stands for sample n0 - 3 + t. */
+    float ends[ROOM], e[ROOM], o[ROOM];
+    /* Index t of the buffers stands for sample n0 - 3 + t. */
     const int64_t first = n0 - 3, cells = n + 6; // samples of e and o that outputs read
+    const float *in = x + first;
 
-    if (first >= 3 && first + cells + 3 <= N)
-        memcpy(in + PAD - 3, x + first - 3, (size_t)(cells + 6) * sizeof *in);
-    else
+    if (first < 3 || first + cells + VL + 3 > N) { // inside, whole vectors are read in place
         for (int64_t t = -3; t < cells + 3; t++)
-            in[PAD + t] = x[clamp_to(first + t, N)];
-    for (int64_t t = cells + 3; t < cells + 3 + VL; t++)
-        in[PAD + t] = 0;
+            ends[PAD + t] = x[clamp_to(first + t, N)];
+        for (int64_t t = cells + 3; t < cells + 3 + VL; t++)
+            ends[PAD + t] = 0;
+        in = ends + PAD;
+    }
     for (int64_t t = 0; t < cells; t += VL) {
         vf even = v_set(0), odd = v_set(0);
 #pragma GCC unroll 6
         for (int j = 0; j < 6; j++) {
-            even = v_fma(f->up_even[j], v_load(in + PAD + t - 3 + j), even);
-            odd = v_fma(f->up_odd[j], v_load(in + PAD + t - 2 + j), odd);
+            even = v_fma(f->up_even[j], v_load(in + t - 3 + j), even);
+            odd = v_fma(f->up_odd[j], v_load(in + t - 2 + j), odd);
         }
         v_store(e + t, v_snake(even, a, b));
         v_store(o + t, v_snake(odd, a, b));

@@ -37,7 +37,7 @@ enum { E, O, DE, DO, P, Q, R, S, N_SEQS };
 enum {
     GROUP = (MR + VL - 1) / VL * VL, ///< stride of a column of A: rows of one tile, whole vectors
     SUMS = 4,
-    MAX_TAPS = 32,
+    MAX_TAPS = 16,
     MAX_ROWS = 4 * MAX_TAPS, ///< products of a channel
     MAX_DILATION = 32,
     FAR = 1 << 16,    ///< tells the second output of a pair
@@ -57,8 +57,9 @@ typedef struct line_step {
 typedef struct line_ctx {
     h3_tensor x, y, add;
     const h3_weight *w;
-    int64_t taps, d, pad, ci, co, n; // n: outputs
-    int64_t lanes;                   // pairs
+    int64_t taps, d, pad, ci, co, n; // n: outputs of a line
+    int64_t lanes;                   // pairs of one line
+    int64_t lines;                   // one after the other: they share A
     int n_groups;                    // of taps
     uint8_t tap[MAX_TAPS], n_taps[MAX_TAPS];
     line_row row[SUMS][MAX_TAPS];
@@ -163,17 +164,24 @@ static size_t tile_floats(const line_ctx *g)
     return (size_t)(g->chunk * g->all_rows * GROUP);
 }
 
+/* Floats of one line of a sequence. */
 static int64_t seq_stride(const line_ctx *g, int64_t vectors)
 {
     const int64_t n = h3_ceil_div(vectors * VL + g->max_shift * g->d, VL) * VL;
     return n % 64 == 16 ? n : n + 16; // off powers of two
 }
 
+/* Lanes of C: whole tiles. */
+static int64_t sum_lanes(int64_t vectors)
+{
+    return (vectors + 1) / 2 * NR;
+}
+
 static size_t block_floats(const line_ctx *g, int64_t tiles, int64_t vectors)
 {
     return (size_t)tiles * tile_floats(g) +
            (size_t)(g->chunk * g->n_seqs * seq_stride(g, vectors)) +
-           (size_t)(SUMS * tiles * MR * (vectors + 1) / 2 * NR);
+           (size_t)(SUMS * tiles * MR * sum_lanes(vectors));
 }
 
 /* Cycles of one channel, roughly: products of a tile, an odd vector's being dearer, and making the
@@ -185,7 +193,7 @@ static double tile_cycles(const line_ctx *g, int64_t vectors)
 }
 static double made_cycles(const line_ctx *g, int64_t vectors)
 {
-    return (double)(vectors + 2) * (8 + 2 * g->n_seqs);
+    return (double)(vectors + 2) * (8 + 3 * g->n_seqs);
 }
 
 /* Cycles of one channel until the last thread ends. */
@@ -196,10 +204,11 @@ static double all_cycles(const line_ctx *g, int64_t bn, int64_t lanes, int64_t b
     const double made = made_cycles(g, vectors), one = tile_cycles(g, vectors);
 
     if (n_threads > 1) // the largest blocks
-        return fill + (double)h3_ceil_div(bn * bm, n_threads) *
+        return fill + (double)h3_ceil_div(bn * bm * g->lines, n_threads) *
                           ((double)h3_ceil_div(g->n_tiles, bn) * one + made);
     const double last = tile_cycles(g, h3_ceil_div(g->lanes - (bm - 1) * lanes, VL));
-    return fill + (double)g->n_tiles * ((double)(bm - 1) * one + last) + (double)(bn * bm) * made;
+    return fill + (double)g->lines * ((double)g->n_tiles * ((double)(bm - 1) * one + last) +
+                                      (double)(bn * bm) * made);
 }
 
 /* Blocks as large as level 2 lets them be, in such numbers that threads end together. */
@@ -226,7 +235,7 @@ static void cut_line(line_ctx *g, int n_threads)
             g->blocks_m = blocks_m;
             g->vectors = vectors;
         }
-    g->is_shared = g->blocks_m > 1;
+    g->is_shared = g->lines * g->blocks_m > 1;
     g->stride = seq_stride(g, g->vectors);
 }
 
@@ -328,10 +337,10 @@ INLINE vf spread(const line_ctx *g, const float *line, const int32_t *in_at)
 }
 
 /* n numbers of the line from `at` on, zeros outside it. */
-static const float *take_line(const line_ctx *g, int64_t channel, int64_t at, int64_t n,
+static const float *take_line(const line_ctx *g, int64_t channel, int64_t l, int64_t at, int64_t n,
                               float *room)
 {
-    const float *line = (const float *)g->x.data + channel * g->x.st[0];
+    const float *line = (const float *)g->x.data + channel * g->x.st[0] + l * g->x.st[2];
     const int64_t N = g->x.ne[3];
 
     if (at >= 0 && at + n <= N) {
@@ -360,15 +369,15 @@ static int64_t eo_lanes(const line_ctx *g)
     return h3_ceil_div(seq_lanes(g, g->vectors), VL) * VL + h3_ceil_div(g->d, VL) * VL;
 }
 
-/* All sequences of one channel for lanes from j0 on, into to[slot][stride]. `room`: E, O and a
- * stretch of the line. */
-static void make_sequences(const line_ctx *g, int64_t channel, int64_t j0, int64_t vectors,
-                           float *to, float *room)
+/* All sequences of one channel of line l for lanes from j0 on, into to[slot][stride].
+ * `room`: E, O and a stretch of the line. */
+static void make_sequences(const line_ctx *g, int64_t channel, int64_t l, int64_t j0,
+                           int64_t vectors, float *to, float *room)
 {
     const int64_t d = g->d, n = seq_lanes(g, vectors), most = eo_lanes(g);
     float *e = room, *o = room + most, *seq[N_SEQS];
     const int64_t wanted = 2 * (n + d) + 4 * (VL + d); // lanes end within 2 d of twice their index
-    const float *line = take_line(g, channel, 2 * j0 - g->pad, wanted, o + most);
+    const float *line = take_line(g, channel, l, 2 * j0 - g->pad, wanted, o + most);
     int64_t phase = 0;
 
     for (int i = 0; i < N_SEQS; i++)
@@ -462,14 +471,15 @@ INLINE vf gather_pairs(const line_ctx *g, const float *y0, const float *y1, cons
     return v_load(t);
 }
 
-/* Row `co` of the block from lane j0 on: its four sums [SUMS][.] at `c`, `gap` apart. */
-static void store_row(const line_ctx *g, int64_t co, int64_t j0, int64_t vectors, const float *c,
-                      int64_t gap, float *room)
+/* Row `co` of line l of the block from lane j0 on: its four sums [SUMS][.] at `c`, `gap` apart. */
+static void store_row(const line_ctx *g, int64_t co, int64_t l, int64_t j0, int64_t vectors,
+                      const float *c, int64_t gap, float *room)
 {
     const int64_t t0 = 2 * j0, n = least(g->n - t0, 2 * g->per_lanes);
     const float bias = g->w->bias.data ? ((const float *)g->w->bias.data)[co] : 0.0f;
-    float *to = (float *)g->y.data + co * g->y.st[0] + t0;
-    const float *plus = g->add.data ? (const float *)g->add.data + co * g->add.st[0] + t0 : NULL;
+    float *to = (float *)g->y.data + co * g->y.st[0] + l * g->y.st[2] + t0;
+    const float *plus =
+        g->add.data ? (const float *)g->add.data + co * g->add.st[0] + l * g->add.st[2] + t0 : NULL;
     float *y0 = room, *y1 = room + (g->vectors + 2) * VL;
     int64_t phase = 0;
 
@@ -502,21 +512,29 @@ typedef struct line_room {
     void *rows;
 } line_room;
 
-static void one_block(const line_ctx *g, int64_t block, const float *shared, const line_room *r)
+/* First tile of row block bn. */
+static int64_t first_tile(const line_ctx *g, int64_t bn)
 {
-    const int64_t bn = block / g->blocks_m, j0 = block % g->blocks_m * g->per_lanes;
-    const int64_t tile0 = bn * g->n_tiles / g->blocks_n;
-    const int64_t tiles = (bn + 1) * g->n_tiles / g->blocks_n - tile0;
+    return bn * g->n_tiles / g->blocks_n;
+}
+
+/* `shared`: A of the tiles from shared0 on, or NULL. */
+static void one_block(const line_ctx *g, int64_t block, const float *shared, int64_t shared0,
+                      int64_t shared_tiles, const line_room *r)
+{
+    const int64_t per_n = g->lines * g->blocks_m, bn = block / per_n;
+    const int64_t l = block % per_n / g->blocks_m, j0 = block % g->blocks_m * g->per_lanes;
+    const int64_t tile0 = first_tile(g, bn), tiles = first_tile(g, bn + 1) - tile0;
     const int64_t vectors = h3_ceil_div(least(g->per_lanes, g->lanes - j0), VL);
-    const int64_t ldc = (g->vectors + 1) / 2 * NR, gap = g->per_tiles * MR * ldc;
+    const int64_t ldc = sum_lanes(g->vectors), gap = g->per_tiles * MR * ldc;
 
     for (int64_t q = 0; q < g->n_chunks; q++) {
         const int64_t c0 = q * g->chunk, n = least(g->chunk, g->ci - c0);
         for (int64_t i = 0; i < n; i++)
-            make_sequences(g, c0 + i, j0, vectors, r->b + i * g->n_seqs * g->stride, r->other);
+            make_sequences(g, c0 + i, l, j0, vectors, r->b + i * g->n_seqs * g->stride, r->other);
         const float *a = r->a;
         if (shared)
-            a = shared + (size_t)(q * g->n_tiles + tile0) * tile_floats(g);
+            a = shared + (size_t)(q * shared_tiles + tile0 - shared0) * tile_floats(g);
         else
             for (int64_t i = 0; i < tiles; i++)
                 fill_tile(g, tile0 + i, c0, n, r->a + (size_t)i * tile_floats(g), r->other,
@@ -537,7 +555,7 @@ static void one_block(const line_ctx *g, int64_t block, const float *shared, con
         const int64_t lo = (tile0 + i) * g->co / g->n_tiles;
         const int64_t hi = (tile0 + i + 1) * g->co / g->n_tiles;
         for (int64_t co = lo; co < hi; co++)
-            store_row(g, co, j0, vectors, r->c + (i * MR + co - lo) * ldc, gap, r->other);
+            store_row(g, co, l, j0, vectors, r->c + (i * MR + co - lo) * ldc, gap, r->other);
     }
 }
 
@@ -554,17 +572,46 @@ static size_t align_floats(size_t n)
     return h3_align_up(n * sizeof(float), 64) / sizeof(float);
 }
 
-static h3_status run_line(h3_dev *d, line_ctx *g)
+/* Row blocks whose A is made at a time, when it is shared. */
+static int64_t per_slab(const line_ctx *g)
+{
+    const size_t one = (size_t)(g->per_tiles * g->n_chunks) * tile_floats(g) * sizeof(float);
+    const int64_t n = (int64_t)(H3_CPU_LINE_SHARED / one);
+    return least(n > 0 ? n : 1, g->blocks_n);
+}
+
+/* In a team of threads: all outputs. */
+static void run_blocks(const line_ctx *g, float *shared, const line_room *r)
+{
+    const int64_t step = g->is_shared ? per_slab(g) : g->blocks_n;
+    const int64_t per_n = g->lines * g->blocks_m;
+
+    for (int64_t bn = 0; bn < g->blocks_n; bn += step) {
+        const int64_t end = least(bn + step, g->blocks_n);
+        const int64_t tile0 = first_tile(g, bn), tiles = first_tile(g, end) - tile0;
+        if (g->is_shared) {
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < tiles; i++)
+                for (int64_t q = 0; q < g->n_chunks; q++) // whole rows are decoded at q == 0
+                    fill_tile(g, tile0 + i, q * g->chunk, least(g->chunk, g->ci - q * g->chunk),
+                              shared + (size_t)(q * tiles + i) * tile_floats(g), r->other, r->rows);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t block = bn * per_n; block < end * per_n; block++)
+            one_block(g, block, g->is_shared ? shared : NULL, tile0, tiles, r);
+    }
+}
+
+static h3_status run_line(h3_dev *d, const line_ctx *g)
 {
     const size_t row_bytes = ISA(h3_cpu_fill_scratch)(g->w);
     const size_t rows = align_floats(row_bytes / NB / sizeof(float) * (size_t)(g->per_tiles * MR));
     const size_t tiles = align_floats((size_t)g->per_tiles * tile_floats(g));
     const size_t seqs = align_floats((size_t)(g->chunk * g->n_seqs * g->stride) + NR);
-    const size_t sums =
-        align_floats((size_t)(SUMS * g->per_tiles * MR * ((g->vectors + 1) / 2 * NR)));
+    const size_t sums = align_floats((size_t)(SUMS * g->per_tiles * MR * sum_lanes(g->vectors)));
     const size_t mine = tiles + seqs + sums + align_floats(other_floats(g)) + rows;
     const size_t shared =
-        g->is_shared ? align_floats((size_t)(g->n_tiles * g->n_chunks) * tile_floats(g)) : 0;
+        g->is_shared ? align_floats((size_t)(per_slab(g) * g->n_chunks) * tiles) : 0;
     void *work = NULL;
 
     H3_TRY(h3_cpu_work(d, (shared + mine * (size_t)d->n_threads) * sizeof(float), &work));
@@ -576,16 +623,7 @@ static h3_status run_line(h3_dev *d, line_ctx *g)
         r.c = r.b + seqs;
         r.other = r.c + sums;
         r.rows = rows ? r.other + align_floats(other_floats(g)) : NULL;
-        if (shared) {
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < g->n_tiles; i++)
-                for (int64_t q = 0; q < g->n_chunks; q++) // whole rows are decoded at q == 0
-                    fill_tile(g, i, q * g->chunk, least(g->chunk, g->ci - q * g->chunk),
-                              all + (size_t)(q * g->n_tiles + i) * tile_floats(g), r.other, r.rows);
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t block = 0; block < g->blocks_n * g->blocks_m; block++)
-            one_block(g, block, shared ? all : NULL, &r);
+        run_blocks(g, all, &r);
     }
     return H3_OK;
 }
@@ -593,8 +631,7 @@ static h3_status run_line(h3_dev *d, line_ctx *g)
 bool ISA(h3_cpu_is_line)(h3_tensor x, const h3_weight *w, const h3_conv *c)
 {
     for (int a = 0; a < 2; a++)
-        if (x.ne[a + 1] != 1 || c->kernel[a] != 1 || c->stride[a] != 1 || c->pad_lo[a] ||
-            c->pad_hi[a])
+        if (x.ne[1] != 1 || c->kernel[a] != 1 || c->stride[a] != 1 || c->pad_lo[a] || c->pad_hi[a])
             return false;
     return c->stride[2] == 1 && c->pad_mode[2] == H3_PAD_ZERO && c->pad_lo[2] >= 0 &&
            c->kernel[2] >= 3 && c->kernel[2] <= MAX_TAPS && c->dilation[2] <= MAX_DILATION &&
@@ -614,7 +651,8 @@ h3_status ISA(h3_cpu_line)(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight 
                   .pad = c->pad_lo[2],
                   .ci = x.ne[0],
                   .co = y.ne[0],
-                  .n = y.ne[3]};
+                  .n = y.ne[3],
+                  .lines = y.ne[2]};
     int32_t *at = NULL;
     h3_status st;
 

@@ -1,8 +1,10 @@
-/** Convolutions along one line with a third fewer products, see line.c. */
+/** Convolutions along lines with a third fewer products, see line.c. */
 #ifndef H3_CPU_LINE_H
 #define H3_CPU_LINE_H
 
 #include "cpu.h"
+
+enum { H3_CPU_LINE_SHARED = 7 << 20 }; ///< bytes of weights made for all threads at a time, about
 
 /** Whether h3_cpu_line may take this convolution, and gains. Depends on everything but the length
  *  of the line: a piece of a sound must take the same way as the whole. */

@@ -9,6 +9,7 @@
 
 #include "choice.h"
 #include "cpu.h"
+#include "line.h"
 #include "size.h"
 
 h3_status h3_cpu_work(h3_dev *d, size_t bytes, void **out)
@@ -38,14 +39,14 @@ static void cpu_close(h3_dev *d)
     d->backend = NULL;
 }
 
-/* Mirrors product.c: shared panels of at most 64 MB and 1024 rows (none for convolutions: cols 0),
- * and for each thread a tile, its sums and a piece of a panel. Quantised weights add whole rows to
- * that. */
+/* Mirrors product.c: shared panels of at most 64 MB and 1024 rows (none for convolutions, cols 0,
+ * but line.c's weights), and for each thread a tile, its sums and a piece of a panel. Quantised
+ * weights add whole rows to that. */
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
     const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
-    const bool is_split = d->backend->pairs == H3_PAIRS_AMX; // operands in three pieces
-    const size_t gaps = cols ? lanes * 768 : 0;              // between panels
+    const bool is_split = d->backend->pairs == H3_PAIRS_AMX;     // operands in three pieces
+    const size_t gaps = cols ? lanes * 768 : H3_CPU_LINE_SHARED; // between panels
     const size_t slab =
         lanes * (size_t)cols * (is_split ? 3 * sizeof(uint16_t) : sizeof(float)) + gaps;
     return (slab < 64u << 20 ? slab : 64u << 20) +
