@@ -11,7 +11,7 @@
 #include "status.h"
 
 enum {
-    H3_JSON_MAX_BYTES = 16 << 20,   ///< real headers stay below 1 MiB
+    H3_JSON_MAX_BYTES = 100000000,  ///< what safetensors itself allows a header, metadata and all
     H3_JSON_MAX_VALUES = 400 << 10, ///< bounds the tree to about 40 MB whatever the text
     H3_JSON_MAX_DEPTH = 64
 };

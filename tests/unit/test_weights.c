@@ -882,6 +882,14 @@ static void test_json(void **state)
     deep[(4 << 20) - 1] = ']';
     must_fail(h3_json_parse(&j, deep, 4 << 20, "x"), H3_E_FORMAT, "values");
     free(deep);
+    deep = malloc(20 << 20); // a header may be padded, and long with what a user interface put in
+    assert_non_null(deep);
+    memset(deep, ' ', 20 << 20);
+    memcpy(deep, "{\"a\": 1", 7);
+    deep[(20 << 20) - 1] = '}';
+    must(h3_json_parse(&j, deep, 20 << 20, "x"));
+    json_decref(j);
+    free(deep);
 }
 
 /* ---- weight norm ---- */
