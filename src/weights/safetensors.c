@@ -147,6 +147,7 @@ static h3_status read_metadata(h3_manifest *m, const h3_file *f, json_t *meta)
     const char *key;
     json_t *v;
 
+    if (json_is_null(meta)) return H3_OK; // some writers' none; the format's own reader takes it
     if (!json_is_object(meta))
         return h3_fail(H3_E_FORMAT, "%s: __metadata__ is no object", f->path);
     json_object_foreach(meta, key, v)
