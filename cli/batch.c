@@ -252,6 +252,7 @@ static int claim_all(batch *b, const h3_request *q)
 
     if (st == 0) st = claim(b, q->frames_dir);
     if (st == 0) st = claim(b, q->wav_path);
+    if (st == 0 && q->keep_latents) st = claim(b, q->latents_path);
     return st;
 }
 
@@ -264,8 +265,10 @@ static bool next_line(batch *b)
 
     while (!stop_is_asked() && (n = getline(&b->text, &b->cap, b->f)) >= 0) {
         b->line++;
-        if (b->line == 1 && strncmp(b->text, "\xef\xbb\xbf", 3) == 0)
-            memmove(b->text, b->text + 3, (size_t)n - 2);
+        if (b->line == 1 && strncmp(b->text, "\xef\xbb\xbf", 3) == 0) {
+            n -= 3;
+            memmove(b->text, b->text + 3, (size_t)n + 1);
+        }
         b->has_zero = strlen(b->text) < (size_t)n;
         if (b->has_zero || b->text[strspn(b->text, " \t\r\n")]) return true;
     }
@@ -453,7 +456,7 @@ int batch_run(cli *c)
         stop_cancels(b.e);
         run_all(&b);
         stop_cancels(NULL);
-        if (b.n_requests == 0) {
+        if (b.n_requests == 0 && !stop_is_asked()) {
             b.status = report_said(2, "%s: holds no request", b.name);
         } else {
             tell_end(&b, now() - began);

@@ -122,6 +122,10 @@ printf '{"seed": 5, "output": "p1.mp4"}\n{"x": 1}\n{"seed": 6, "output": "p2.mp4
 check "batch from a pipe: status" $? 2
 check "batch from a pipe: files" "$(ls p1.mp4 p2.mp4 | wc -l)" 2
 check "batch: the end is told" "$(tail -1 err | sed 's/ in [0-9.]* s//')" "standard input: 2 of 3 requests done, 1 failed, the first in line 2"
+printf '\xef\xbb\xbf{"prompt": "a red circle", "output": "m1.mp4", "latents": "m", "save-latents": true}\n{"latents": "m", "save-latents": true}\n' >mark.jsonl
+"$h3av" generate $small --batch mark.jsonl >out 2>err
+check "batch with a byte order mark, and latents kept twice under one name" "$? $(cmp a.mp4 m1.mp4 && echo same)" "2 same"
+check "the later latents are refused" "$(grep -c 'line 2: m is the output of line 1' err)" 1
 printf '\n\n' >blank.jsonl
 refuses "batch without a request" 2 "holds no request" generate x --batch blank.jsonl
 refuses "batch that is not there" 5 "nowhere.jsonl" generate x --batch nowhere.jsonl
