@@ -247,7 +247,7 @@ static void tell_store(const h3_encoder *e)
         h3_store_meets(e->store, e->text_group + 1 + i, e->act, 1, false);
 }
 
-size_t h3_encoder_saved(const h3_encoder *e, size_t *on_the_way)
+int64_t h3_encoder_saved(const h3_encoder *e, size_t *on_the_way)
 {
     return h3_store_saved(e->store, on_the_way);
 }

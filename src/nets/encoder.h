@@ -59,7 +59,7 @@ H3_NODISCARD h3_status h3_encoder_scratch_bytes(const h3_encoder *e, const h3_en
                                                 size_t *bytes);
 
 /** h3_store_saved of its matrices, as it was run (or planned) last. */
-size_t h3_encoder_saved(const h3_encoder *e, size_t *on_the_way);
+int64_t h3_encoder_saved(const h3_encoder *e, size_t *on_the_way);
 
 /**
  * Runs both towers; on return the device has been synchronised. out: dense [S, C] on the device.

@@ -97,7 +97,7 @@ H3_NODISCARD h3_status h3_video_vae_decode_bytes(const h3_dev *d, h3_video_vae *
                                                  const h3_video_decode_opts *opts, size_t *bytes);
 
 /** h3_store_saved of the decoder, as it was decoded (or planned) last. */
-size_t h3_video_vae_decoder_saved(const h3_video_vae *v, size_t *on_the_way);
+int64_t h3_video_vae_decoder_saved(const h3_video_vae *v, size_t *on_the_way);
 
 /** The largest power of two of tiles_in_flight, up to 64, whose scratch stays within `budget`
  * bytes; 1 when even one tile does not. Where the device says how many pieces of a product it works

@@ -753,7 +753,7 @@ static void tell_store(const decode_run *r)
         h3_store_meets(r->v->dec.store, i, r->o.act, last * r->n_tokens, i <= n);
 }
 
-size_t h3_video_vae_decoder_saved(const h3_video_vae *v, size_t *on_the_way)
+int64_t h3_video_vae_decoder_saved(const h3_video_vae *v, size_t *on_the_way)
 {
     return h3_store_saved(v->dec.store, on_the_way);
 }

@@ -85,15 +85,16 @@ static void add_weights(h3_fit_phase *p, const h3_checkpoint *ck, const char *na
 
 /* Of a row added as `name`: what a device's own forms of matrices take less than their files, with
  * the group that lies there as stored meanwhile (h3_store_meets). */
-static void add_forms(const planner *k, h3_fit_phase *p, const char *name, size_t saved,
+static void add_forms(const planner *k, h3_fit_phase *p, const char *name, int64_t saved,
                       size_t on_the_way)
 {
     if (k->is_host || !saved) return;
     for (int i = 0; i < p->n_rows; i++) {
         h3_fit_row *r = &p->row[i];
-        if (r->kind != H3_FIT_MAPPED || strcmp(r->name, name) != 0 || r->bytes < saved) continue;
-        r->bytes -= saved;
-        p->sum[H3_FIT_MAPPED] -= saved;
+        if (r->kind != H3_FIT_MAPPED || strcmp(r->name, name) != 0) continue;
+        if (saved > 0 && r->bytes < (size_t)saved) continue;
+        r->bytes -= (size_t)saved; // less than nothing adds
+        p->sum[H3_FIT_MAPPED] -= (size_t)saved;
         place(k, p, "weights as stored, on their way", on_the_way);
         return;
     }
@@ -143,7 +144,7 @@ static h3_status count_encoder(planner *k, h3_fit_phase *p, h3_part *part)
         add_weights(p, ck, "vision tower", "model.visual.*");
         add_weights(p, ck, "decoder layers", "model.language_model.layers.*");
         add_weights(p, ck, "token table", "model.language_model.embed_tokens.*");
-        const size_t saved = h3_encoder_saved(enc, &bytes);
+        const int64_t saved = h3_encoder_saved(enc, &bytes);
         add_forms(k, p, "decoder layers", saved, bytes);
         p->ring = 2 * matrices(ck, "model.language_model.layers.0.*");
     }
@@ -393,7 +394,7 @@ static h3_status plan_sample(planner *k)
         add_part(k, p, part->ck, l->n_rows);
         add_dit_weights(p, j->e, part->ck);
         size_t on_the_way = 0;
-        const size_t saved = h3_store_saved(part->net.dit->store, &on_the_way);
+        const int64_t saved = h3_store_saved(part->net.dit->store, &on_the_way);
         if (!p->is_spread) add_forms(k, p, "blocks", saved, on_the_way);
     }
     h3_part_leave(&part, j->e, st);
@@ -506,7 +507,7 @@ static h3_status plan_decode(planner *k)
         add_writer(p, j, false);
         add_part(k, p, part->ck, 2048);
         add_weights(p, part->ck, "video decoder", "*");
-        const size_t saved = h3_video_vae_decoder_saved(part->net.video, &bytes);
+        const int64_t saved = h3_video_vae_decoder_saved(part->net.video, &bytes);
         add_forms(k, p, "video decoder", saved, bytes);
         p->ring = 2 * matrices(part->ck, "decoder.transformer_blocks.0.*");
         if (!k->is_host)

@@ -200,8 +200,9 @@ void h3_store_release(h3_store *s, int group);
  */
 void h3_store_meets(h3_store *s, int group, h3_dtype act, int64_t rows, bool is_tolerant);
 /** Bytes that the matrices take less on the device than in their files because of that, when all
- *  stay, and (may be NULL) the most that a group takes as stored on its way to its form. */
-size_t h3_store_saved(const h3_store *s, size_t *on_the_way);
+ *  stay (below 0 where a form is wider than what is stored, as e4m3 than four bits), and (may be
+ *  NULL) the most that a group takes as stored on its way to its form. */
+int64_t h3_store_saved(const h3_store *s, size_t *on_the_way);
 /** True once every group stays on the device: acquire and release have nothing more to do. */
 bool h3_store_is_resident(const h3_store *s);
 /** All ranks of the device acquire the same groups of this store in the same order, so it may be

@@ -524,15 +524,16 @@ void h3_store_meets(h3_store *s, int index, h3_dtype act, int64_t rows, bool is_
     }
 }
 
-size_t h3_store_saved(const h3_store *s, size_t *on_the_way)
+int64_t h3_store_saved(const h3_store *s, size_t *on_the_way)
 {
-    size_t n = 0, widest = 0;
+    int64_t n = 0;
+    size_t widest = 0;
 
     for (int i = 0; i < s->n_groups; i++) {
         const group *g = &s->groups[i];
         const size_t stored = h3_load_bytes(&g->load);
         if (!has_form(g)) continue;
-        n += stored > held_bytes(g) ? stored - held_bytes(g) : 0;
+        n += (int64_t)stored - (int64_t)held_bytes(g);
         if (stored > widest) widest = stored;
     }
     if (on_the_way) *on_the_way = widest;

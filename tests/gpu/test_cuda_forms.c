@@ -162,7 +162,8 @@ static void forms_of(const char *math, size_t held, size_t untold)
     before = on_device(&f);
     tell(&f, H3_BF16);
     size_t on_the_way = 0;
-    const size_t saved = h3_store_saved(f.s, &on_the_way), stored = 8 * (size_t)N * K;
+    const size_t stored = 8 * (size_t)N * K;
+    const int64_t saved = h3_store_saved(f.s, &on_the_way);
     assert_int_equal(saved, stored - held);
     assert_int_equal(on_the_way, saved ? 4 * (size_t)N * K : 0);
     got = products(&f, H3_BF16);
@@ -265,10 +266,55 @@ static void test_adapters(void **unused)
     free(seen[1]);
 }
 
+/* Four bits a number become eight: the form is wider than what is stored, and is counted so. */
+static void test_wider(void **unused)
+{
+    enum { BLOCK = 18, ROW = K / 32 * BLOCK }; // Q4_0: a scale in f16, then 32 numbers
+    const size_t form = (size_t)N * K + N * sizeof(float), stored = (size_t)N * ROW;
+    uint8_t *bytes = malloc(stored);
+    unsigned char *seen[2];
+
+    (void)unused;
+    for (size_t i = 0; i < stored; i++)
+        bytes[i] = (uint8_t)(i * 37 + i / 7);
+    for (size_t i = 0; i < stored; i += BLOCK) {
+        const uint16_t scale = h3_f32_to_f16(0.01f);
+        memcpy(bytes + i, &scale, sizeof scale);
+    }
+    setenv("H3_CUDA_FP8_ROWS", "1", 1);
+    for (int told = 0; told < 2; told++) {
+        fixture f = {.path = ""};
+        snprintf(f.path, sizeof f.path, "/tmp/h3av-forms-%ld.safetensors", (long)getpid());
+        write_file(f.path);
+        open_store(&f, "fp8");
+        f.w[1].part[0].data = bytes;
+        f.w[1].part[0].encoding = H3_ENC_GGML;
+        f.w[1].part[0].ggml_type = 2;
+        f.w[1].part[0].row_bytes = ROW;
+        f.w[1].part[0].bytes = stored;
+        if (told) h3_store_meets(f.s, 1, H3_BF16, S, false);
+        const size_t before = on_device(&f);
+        seen[told] = products(&f, H3_BF16);
+        if (told) {
+            assert_int_equal(h3_store_saved(f.s, NULL), (int64_t)stored - (int64_t)form);
+            assert_int_equal(h3_store_held(f.s), (4 + 2) * (size_t)N * K + form);
+            assert_true(on_device(&f) - before >= h3_store_held(f.s));
+        }
+        close_store(&f);
+        unlink(f.path);
+    }
+    unsetenv("H3_CUDA_FP8_ROWS");
+    same(seen[0], seen[1], H3_BF16);
+    free(seen[0]);
+    free(seen[1]);
+    free(bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bf16), cmocka_unit_test(test_f32),
-                                       cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters)};
+                                       cmocka_unit_test(test_fp8), cmocka_unit_test(test_adapters),
+                                       cmocka_unit_test(test_wider)};
     h3_dev *d = NULL;
 
     if (h3_dev_open(&d, "cuda", NULL) != H3_OK) {
