@@ -84,7 +84,8 @@ static void add_weights(h3_fit_phase *p, const h3_checkpoint *ck, const char *na
 }
 
 /* Of a row added as `name`: what a device's own forms of matrices take less than their files, with
- * the group that lies there as stored meanwhile (h3_store_meets). */
+ * the group that lies there as stored meanwhile (h3_store_meets). That one is weights too: where
+ * all of them stream nothing is made into forms, and within a budget the store counts it itself. */
 static void add_forms(const planner *k, h3_fit_phase *p, const char *name, int64_t saved,
                       size_t on_the_way)
 {
@@ -95,7 +96,7 @@ static void add_forms(const planner *k, h3_fit_phase *p, const char *name, int64
         if (saved > 0 && r->bytes < (size_t)saved) continue;
         r->bytes -= (size_t)saved; // less than nothing adds
         p->sum[H3_FIT_MAPPED] -= (size_t)saved;
-        place(k, p, "weights as stored, on their way", on_the_way);
+        add(p, H3_FIT_MAPPED, "weights as stored, on their way", on_the_way);
         return;
     }
 }
