@@ -405,6 +405,8 @@ h3_status h3_atomic_reserve(h3_atomic *a, const char *path)
 
 void h3_atomic_sweep(const char *path)
 {
+    char *real = linked(path);
+    if (real) path = real;
     const char *slash = strrchr(path, '/');
     char *dir = slash ? h3_strdupf("%.*s", (int)(slash - path) + 1, path) : h3_strdupf(".");
     char *prefix = h3_strdupf(".%s.part-", slash ? slash + 1 : path);
@@ -421,6 +423,7 @@ void h3_atomic_sweep(const char *path)
     if (d) closedir(d);
     free(prefix);
     free(dir);
+    free(real);
 }
 
 h3_status h3_atomic_open(h3_atomic *a, const char *path)

@@ -175,7 +175,9 @@ done
 check "SIGTERM while sampling: status" $status 130
 check "SIGTERM while sampling: files" "$(ls -A | grep term)" term.mp4.checkpoint
 check "SIGTERM while sampling: how to go on" "$(grep -c -- '--resume term.mp4.checkpoint' err)" 1
+mkdir far && : >far/x.mp4 && ln -s far/x.mp4 term.mp4 && : >far/.x.mp4.part-99999999-0 # of a process that cannot be
 ends "going on from there" 0 "'$h3av' generate $long -f 39 --steps $steps --resume term.mp4.checkpoint -o term.mp4"
+check "going on through a link: nothing is left of a killed run" "$([ -L term.mp4 ] && ls -A far)" x.mp4
 "$h3av" generate $long -f 39 --steps $steps -o whole.mp4 2>err || bad "the whole run"
 check "SIGTERM while sampling: the same video" "$(cmp whole.mp4 term.mp4 && echo same)" same
 for frames in 39 124 362; do
