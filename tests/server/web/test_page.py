@@ -63,9 +63,9 @@ def card(page, prompt):
     return page.locator(".card").filter(has=page.locator("h3", has_text=re.compile(f"^{re.escape(prompt)}$")))
 
 
-# The longest job the page can ask for (about a minute on two cores), so it still runs when a test looks
+# The longest job the page can ask for (minutes on two cores), so it still runs when a test looks
 # at it or does something to it. A short one may have ended before the browser draws its first step.
-LONGEST = {"size": "256x256", "seconds": "5", "steps": "200"}
+LONGEST = {"size": "384x384", "seconds": "5", "steps": "200"}
 
 
 def test_progress_is_shown(page):
