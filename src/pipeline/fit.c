@@ -53,7 +53,7 @@ static h3_fit_phase begin(const planner *k, h3_fit_name name)
     return (h3_fit_phase){.name = names[name], .is_used = true, .released = k->released};
 }
 
-enum { CONVOLUTIONS = -1 };
+enum { CONVOLUTIONS = 0 };
 
 /* An opened part: its tables, its vectors, and the workspace of products of `rows` rows with its
  * matrices (or of CONVOLUTIONS). */
@@ -66,8 +66,7 @@ static void add_part(planner *k, h3_fit_phase *p, const h3_checkpoint *ck, int64
     add(p, H3_FIT_HOST, "decoded weights (none with --quant keep)", u.expanded);
     place(k, p, "vectors", u.vectors);
     if (!d->work_bytes) return;
-    const size_t work =
-        rows == CONVOLUTIONS ? d->work_bytes(d, INT64_MAX, 0) : d->work_bytes(d, rows, u.cols);
+    const size_t work = d->work_bytes(d, rows, rows == CONVOLUTIONS ? u.largest : u.cols);
     if (work > k->work) k->work = work;
     add(p, H3_FIT_HOST, "workspace", k->work);
 }

@@ -147,7 +147,8 @@ struct h3_dev {
         *unrecorded; ///< why the last forward went call by call; NULL: it did not. For reports
     /* For memory plans; NULL: nothing to say. */
     h3_status (*memory)(h3_dev *d, size_t *n_free, size_t *n_total); ///< of its own memory
-    /** Host memory beside the arena for products of up to `rows` x `cols`; cols 0: convolutions. */
+    /** Host memory beside the arena for products of up to `rows` x `cols`; rows 0: for convolutions
+     *  of up to `cols` weights. */
     size_t (*work_bytes)(const h3_dev *d, int64_t rows, int64_t cols);
     /** Way `i` of doing things that this backend counts: its name, and how often it was taken; NULL
      * behind the last one. May be NULL itself. */

@@ -123,7 +123,7 @@ H3_NODISCARD h3_status h3_ckpt_finish(h3_checkpoint *ck);
 /** What the bound part of a checkpoint takes: bytes, without the file's own small tables. */
 typedef struct h3_ckpt_use {
     size_t matrices; ///< stored bytes of bound matrices with their scales
-    size_t widest;   ///< stored bytes of the largest one
+    int64_t largest; ///< numbers of the largest one
     int64_t cols;    ///< columns of the widest one
     size_t owned;    ///< host memory: computed values, unpacked scales, tables of names
     size_t vectors;  ///< f32 vectors where the device computes

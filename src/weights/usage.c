@@ -16,8 +16,8 @@ static void add_item(h3_ckpt_use *u, const h3_item *it)
     for (int i = 1; i < it->rank; i++)
         cols *= it->ne[i];
     u->matrices += bytes;
-    if (bytes > u->widest) u->widest = bytes;
     if (cols > u->cols) u->cols = cols;
+    if (cols * it->ne[0] > u->largest) u->largest = cols * it->ne[0];
 }
 
 h3_ckpt_use h3_ckpt_usage(const h3_checkpoint *ck, const char *pattern)

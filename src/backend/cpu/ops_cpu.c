@@ -39,17 +39,28 @@ static void cpu_close(h3_dev *d)
     d->backend = NULL;
 }
 
-/* Mirrors product.c: shared panels of at most 64 MB and 1024 rows (none for convolutions, cols 0,
- * but line.c's weights), and for each thread a tile, its sums and a piece of a panel. Quantised
- * weights add whole rows to that. */
+/* What the threads share. Products: panels of at most 64 MB and 1024 rows, with gaps between them
+ * (product.c). Convolutions: line.c's weights, which are up to 8/3 of the numbers stored. */
+static size_t shared_bytes(bool is_split, int64_t rows, int64_t cols)
+{
+    const size_t limit = rows ? 64u << 20 : H3_CPU_LINE_SHARED;
+    const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
+    const size_t number =
+        is_split ? 3 * sizeof(uint16_t) : sizeof(float); // operands in three pieces
+    const size_t want =
+        rows ? lanes * ((size_t)cols * number + 768) : (size_t)cols * 8 / 3 * sizeof(float);
+
+    return want < limit ? want : limit;
+}
+
+/* Mirrors product.c and line.c: beside that, for each thread a tile, its sums and a piece of a
+ * panel. Quantised weights add whole rows to that. */
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
-    const size_t lanes = (size_t)(rows < 1024 ? rows : 1024);
-    const bool is_split = d->backend->pairs == H3_PAIRS_AMX;     // operands in three pieces
-    const size_t gaps = cols ? lanes * 768 : H3_CPU_LINE_SHARED; // between panels
-    const size_t slab =
-        lanes * (size_t)cols * (is_split ? 3 * sizeof(uint16_t) : sizeof(float)) + gaps;
-    return (slab < 64u << 20 ? slab : 64u << 20) +
+    const size_t lanes = (size_t)(rows && rows < 1024 ? rows : 1024);
+    const bool is_split = d->backend->pairs == H3_PAIRS_AMX;
+
+    return shared_bytes(is_split, rows, cols) +
            (size_t)d->n_threads * ((lanes + (is_split ? 530 : 320)) * 896);
 }
 
