@@ -30,7 +30,7 @@ ap.add_argument("--parts", default="rate,block,encoder,vae,sound")
 ap.add_argument("--rows", type=int, nargs="+", default=[512, 2048])
 ap.add_argument("--tokens", type=int, nargs="+", default=[64, 256])
 ap.add_argument("--maths", nargs="+", default=["auto", "auto/bf16", "f32", "int8"],
-                help="h3av's --cpu-math values for the block, /bf16 with --dtype bf16; int8 with q8_0 weights")
+                help="h3av's --cpu-math values for the block and, but f32, the encoder; /bf16 with --dtype bf16; int8 with q8_0 weights")
 ap.add_argument("--types", nargs="+", default=["f16", "q8_0"], help="stable-diffusion.cpp's weight types for the block")
 ap.add_argument("--torch-types", nargs="+", default=["f32", "bf16"])
 ap.add_argument("--rounds", type=int, default=2)
@@ -286,9 +286,13 @@ def run_rate(t, torch):
         note(f"product {n} x 5376 x 21504", t, f"torch {dt}", s)
 
 
+def form(math):
+    return ["--form", "q8_0"] if math.startswith("int8") else []
+
+
 def run_block(t, torch):
     for math in a.maths:
-        extra = ["--rows", ",".join(map(str, a.rows))] + (["--form", "q8_0"] if math.startswith("int8") else [])
+        extra = ["--rows", ",".join(map(str, a.rows))] + form(math)
         for n, x in ours(t, "dit", math, extra, lambda x: x["rows"]).items():
             note(f"block, {n} rows", t, f"h3av {math}", x["seconds"])
     for n in a.rows:
@@ -301,8 +305,8 @@ def run_block(t, torch):
 
 
 def run_encoder(t, torch):
-    for math in ["auto", "auto/bf16"]:
-        for n, x in ours(t, "encoder", math, [], lambda x: x["rows"]).items():
+    for math in [m for m in a.maths if m != "f32"]:
+        for n, x in ours(t, "encoder", math, form(math), lambda x: x["rows"]).items():
             note(f"encoder layer, {n} tokens", t, f"h3av {math}", x["seconds"])
     for n in a.tokens:
         for ty in a.types:
