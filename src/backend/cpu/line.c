@@ -429,13 +429,7 @@ INLINE void tile_line(const int n, const int v, int64_t kc, const float *a, cons
                 acc[i][j] = v_fma(w, x[j], acc[i][j]);
         }
     }
-#pragma GCC unroll 14
-    for (int i = 0; i < n; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < v; j++) {
-            float *p = c + i * ldc + j * VL;
-            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
-        }
+    store_sums(n, v, acc, c, ldc, add);
 }
 
 #define LINE(n, v)                                                                            \

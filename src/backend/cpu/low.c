@@ -138,13 +138,7 @@ INLINE BF16 void bf16_block(const int n, const int v, int64_t kc, const float *a
             if (v > 1) acc[i][1] = dot_bf16(acc[i][1], w, x1);
         }
     }
-#pragma GCC unroll 14
-    for (int i = 0; i < n; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < v; j++) {
-            float *p = c + i * NR + j * VL;
-            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
-        }
+    store_sums(n, v, acc, c, NR, add);
 }
 
 INLINE BF16 void bf16_tile(const int n, const int v, int64_t kc, const float *a, const float *b,

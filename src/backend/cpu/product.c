@@ -39,13 +39,7 @@ INLINE void tile(const int n, const int v, int64_t kc, const float *a, int64_t r
                 acc[i][j] = v_fma(w, x[j], acc[i][j]);
         }
     }
-#pragma GCC unroll 14
-    for (int i = 0; i < n; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < v; j++) {
-            float *p = c + i * NR + j * VL;
-            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
-        }
+    store_sums(n, v, acc, c, NR, add);
 }
 
 /* Unaligned loads straight from the operand; both vectors always. */
@@ -66,13 +60,7 @@ INLINE void tile_in_place(const int n, int64_t kc, const float *a, const float *
             acc[i][1] = v_fma(w, x1, acc[i][1]);
         }
     }
-#pragma GCC unroll 14
-    for (int i = 0; i < n; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {
-            float *p = c + i * NR + j * VL;
-            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
-        }
+    store_sums(n, 2, acc, c, NR, add);
 }
 
 #define ROWS(n, v)                                                                             \

@@ -41,6 +41,19 @@ enum {
     NB = (16 * 14 + MR - 1) / MR * MR ///< rows of A that one call of fill may ask for: whole groups
 };
 
+/** The end of every tile: c [n][ldc] (= or +=) acc, v vectors; n and v are constants where it
+ * lands, so that acc stays in registers. */
+INLINE void store_sums(const int n, const int v, vf (*acc)[2], float *c, int64_t ldc, bool add)
+{
+#pragma GCC unroll 14
+    for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < v; j++) {
+            float *p = c + i * ldc + j * VL;
+            v_store(p, add ? acc[i][j] + v_load(p) : acc[i][j]);
+        }
+}
+
 /** c [n][NR] (= or +=) sum_k a[i * LDA + k] * b[k][NR]; n <= MR. `half`: only the first VL lanes.
  */
 void ISA(h3_cpu_tile_rows)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
