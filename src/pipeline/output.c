@@ -51,31 +51,35 @@ static h3_status check_name(const char *path)
     return H3_OK;
 }
 
+/* Refuses a name whose ending, one of `others`, promises what is not written there. */
+static h3_status check_ending(const char *path, const char *const *others, size_t n,
+                              const char *written, const char *ending)
+{
+    const char *dot = strrchr(path, '.');
+
+    for (size_t i = 0; dot && i < n; i++)
+        if (strcasecmp(dot + 1, others[i]) == 0)
+            return h3_fail(H3_E_ARG, "output %s: %s, name it %.*s.%s", path, written,
+                           (int)(dot - path), path, ending);
+    return H3_OK;
+}
+
 h3_status h3_output_container(const char *path)
 {
     static const char *const others[] = {"avi",  "mkv",         "webm", "gif", "wmv",
                                          "flv",  "wav",         "png",  "ppm", "jpg",
                                          "jpeg", "safetensors", "gguf", "json"};
-    const char *dot = strrchr(path, '.');
 
-    for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)
-        if (strcasecmp(dot + 1, others[i]) == 0)
-            return h3_fail(H3_E_ARG, "output %s: only MP4 is written, name it %.*s.mp4", path,
-                           (int)(dot - path), path);
-    return H3_OK;
+    return check_ending(path, others, sizeof others / sizeof *others, "only MP4 is written", "mp4");
 }
 
 static h3_status check_sound(const char *path)
 {
     static const char *const others[] = {"mp3",  "m4a", "aac",  "flac", "ogg",
                                          "opus", "mp4", "aiff", "wma"};
-    const char *dot = strrchr(path, '.');
 
-    for (size_t i = 0; dot && i < sizeof others / sizeof *others; i++)
-        if (strcasecmp(dot + 1, others[i]) == 0)
-            return h3_fail(H3_E_ARG, "output %s: sound is written as WAV, name it %.*s.wav", path,
-                           (int)(dot - path), path);
-    return H3_OK;
+    return check_ending(path, others, sizeof others / sizeof *others, "sound is written as WAV",
+                        "wav");
 }
 
 h3_status h3_output_any(const h3_request *rq)
