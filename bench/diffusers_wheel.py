@@ -36,7 +36,8 @@ class Empty(types.ModuleType):
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in EMPTY:
+        top = name.split(".")[0]
+        if top in EMPTY and isinstance(sys.modules.get(top, self), (Empty, Finder)):  # what is installed has no empty parts
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
