@@ -5,7 +5,7 @@
 # BIN holds h3av-gpu-bench, test_cuda_ops, h3av-golden, h3av-gpu-repeat, h3av, h3av-gpu-hog (what a part needs; one that
 # is not there leaves its part out); results go to OUT. Each part has a time limit (LIMIT_ops=... in seconds); BUDGET
 # seconds in all (590): what would begin later is left out. COMPARE: more arguments of bench/gpu_compare.py, e.g.
-# "--wheel diffusers.whl". GOLDENS: files (all). MODEL: of the bad conditions (the tiny one).
+# "--wheel diffusers.whl". GOLDENS: files (all). MODEL: of repeat and of the bad conditions (the tiny one).
 #
 # Seconds of the parts on an H200, from earlier runs:
 #   compare     430   its own parts: gpu_compare.py
@@ -59,7 +59,8 @@ for part in $parts; do
         grep -E "^(ok|FAIL|[0-9]+ passed)|error|FAIL" "$out/goldens.txt" | grep -v "^ok" | cut -c1-200 | tail -30
         grep -c "^ok" "$out/goldens.txt" ;;
     repeat)
-        run repeat 90 "$bin/h3av-gpu-repeat" cuda 20 "${fast:-$out}/h3av-repeat"
+        mkdir -p "${fast:-$out}/h3av-repeat"
+        run repeat 90 "$bin/h3av-gpu-repeat" cuda 20 "${fast:-$out}/h3av-repeat" "${MODEL:-$root/tests/data/tiny-h3/original}"
         tail -2 "$out/repeat.txt" ;;
     conditions)
         TMPDIR=${fast:-${TMPDIR:-/tmp}} run conditions 200 bash "$root/tests/gpu/conditions.sh" "$bin/h3av" "$bin/h3av-gpu-hog" \
