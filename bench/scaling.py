@@ -131,7 +131,7 @@ def main():
 
     files = [load(f) for f in a.results]
     reports = [f for f in files if isinstance(f, dict)]
-    lines = [r for f in files if isinstance(f, list) for r in f]
+    lines = [r for f in files if isinstance(f, list) for r in f if "what" in r]  # an error has none
     if a.measure:
         print(f"{os.cpu_count()} cores here, load {os.getloadavg()[0]:.1f} at the start; one thread a rank.")
         reports += [run_bench(a.measure, n, a.rows, a.layers, a.repeat) for n in (1, 2, 4)]
