@@ -12,6 +12,7 @@
 #include "audio_vae.h"
 #include "file.h"
 #include "output.h"
+#include "parts.h"
 #include "size.h"
 #include "video_vae.h"
 
@@ -279,6 +280,26 @@ static h3_status explain_latents(const h3_job *j, h3_status st)
                    j->latents_path);
 }
 
+/* A model may have the transformer of the other tasks only. */
+static h3_status need_transformer(const h3_job *j)
+{
+    const h3_model *m = &j->e->model;
+    const bool is_ref = j->task == H3_REF2VA;
+    h3_status st;
+    char *unread;
+
+    if (is_ref ? m->dit_ref : m->dit) return H3_OK;
+    unread = h3_parts_unread(m->unread);
+    st = h3_fail(H3_E_MISSING, "%s: has no %s transformer, which %s; %sgive its path with --dit",
+                 m->root, is_ref ? "Ref2VA" : "FL2VA",
+                 is_ref                ? "references need"
+                 : j->task == H3_FL2VA ? "keyframes need"
+                                       : "a prompt alone needs",
+                 unread);
+    free(unread);
+    return st;
+}
+
 h3_status h3_job_load(h3_job *j)
 {
     H3_TRY(h3_request_task(&j->task, j->rq));
@@ -287,15 +308,7 @@ h3_status h3_job_load(h3_job *j)
     H3_TRY(h3_request_plan(&j->plan, j->rq, j->task, &j->sources, j->e));
     tell_plan(j);
     h3_job_tell_parts(j);
-    if (j->task == H3_REF2VA && !j->e->model.dit_ref)
-        return h3_fail(
-            H3_E_MISSING,
-            "%s: has no Ref2VA transformer, which references need; give its path with --dit",
-            j->e->model.root);
-    if (j->task != H3_REF2VA && !j->e->model.dit)
-        return h3_fail(H3_E_MISSING,
-                       "%s: has no FL2VA transformer, which %s needs; give its path with --dit",
-                       j->e->model.root, h3_task_name(j->task));
+    H3_TRY(need_transformer(j));
     return prepare_inputs(j);
 }
 

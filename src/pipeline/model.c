@@ -24,6 +24,7 @@ void h3_model_free(h3_model *m)
     free(m->processor);
     free(m->mmproj);
     free(m->notes);
+    free(m->unread);
     memset(m, 0, sizeof *m);
 }
 
@@ -152,6 +153,7 @@ static h3_status search_folder(h3_model *m)
     if (!m->tokenizer) st = h3_parts_check_tokenizer(&p);
     take(&m->tokenizer, &p.tokenizer);
     take(&m->notes, &p.notes);
+    take(&m->unread, &p.unread);
     h3_parts_free(&p);
     look_at_sibling(m);
     return st;
@@ -160,9 +162,15 @@ static h3_status search_folder(h3_model *m)
 static h3_status need(const h3_model *m, const char *part, const char *key, const char *what,
                       const char *option)
 {
+    h3_status st;
+    char *unread;
+
     if (part) return H3_OK;
-    return h3_fail(H3_E_MISSING, "%s: no %s found; give its path with %s (published as %s)",
-                   m->root, what, option, h3_parts_advice(key));
+    unread = h3_parts_unread(m->unread);
+    st = h3_fail(H3_E_MISSING, "%s: no %s found; %sgive its path with %s (published as %s)",
+                 m->root, what, unread, option, h3_parts_advice(key));
+    free(unread);
+    return st;
 }
 
 /* An encoder's GGUF may hold the vocabulary; where it does not, opening it says so by its name. */

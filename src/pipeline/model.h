@@ -19,6 +19,7 @@ typedef struct h3_model {
     char *tokenizer, *processor;
     char *mmproj; ///< vision tower of a text encoder that is split over two GGUF files
     char *notes;  ///< choices the search had to make, one line each, or NULL
+    char *unread; ///< what it could not read, for h3_parts_unread; or NULL
     /* Sizes that the model's index gives as its own (a small model's); 0: those of the release. */
     int64_t canvas_short_edge, canvas_max_pixels, reference_short_edge;
     int64_t trained_min_frames, trained_max_frames; ///< lengths of the training's clips

@@ -28,6 +28,7 @@ void h3_parts_free(h3_parts *p)
     free(p->tokenizer);
     free(p->rival);
     free(p->notes);
+    free(p->unread);
     memset(p, 0, sizeof *p);
 }
 
@@ -95,13 +96,39 @@ typedef struct walk {
     size_t n_tokenizers;
 } walk;
 
+static void add_line(char **lines, const char *line)
+{
+    char *longer = h3_strdupf("%s%s%s", *lines ? *lines : "", *lines ? "\n" : "", line);
+    free(*lines);
+    *lines = longer;
+}
+
 static void note(h3_parts *p, const char *fmt, const char *a, const char *b)
 {
     char *line = h3_strdupf(fmt, a, b);
-    char *longer = h3_strdupf("%s%s%s", p->notes ? p->notes : "", p->notes ? "\n" : "", line);
+    add_line(&p->notes, line);
     free(line);
-    free(p->notes);
-    p->notes = longer;
+}
+
+/* Of what may hold the very part that will be missed. */
+static void note_unread(h3_parts *p, const char *fmt, const char *a, const char *b)
+{
+    char *line = h3_strdupf(fmt, a, b);
+    add_line(&p->notes, line);
+    add_line(&p->unread, line);
+    free(line);
+}
+
+char *h3_parts_unread(const char *unread)
+{
+    const int first = unread ? (int)strcspn(unread, "\n") : 0;
+    int more = 0;
+
+    if (!first) return h3_strdupf("%s", "");
+    for (const char *p = unread + first; *p; p++)
+        more += *p == '\n';
+    if (more) return h3_strdupf("%.*s, and %d more; ", first, unread, more);
+    return h3_strdupf("%.*s; ", first, unread);
 }
 
 /* By folder, in a folder indexes first (a merged copy may lie beside them), then by name. */
@@ -214,7 +241,7 @@ static void visit(walk *w, const char *dir, int depth)
     DIR *d = opendir(dir);
     const struct dirent *e;
 
-    if (!d) note(w->p, "%s cannot be searched: %s", dir, strerror(errno));
+    if (!d) note_unread(w->p, "%s cannot be searched: %s", dir, strerror(errno));
     while (d && (e = readdir(d))) {
         char *path;
         if (e->d_name[0] == '.') continue;
@@ -271,7 +298,7 @@ static void sort_file(h3_parts *p, const char *file)
     char *path;
 
     if (h3_manifest_open(&m, file) != H3_OK) {
-        note(p, "%s is passed over: %s", file, h3_error());
+        note_unread(p, "%s is passed over: %s", file, h3_error());
         return;
     }
     h3_names_detect(&n, m);

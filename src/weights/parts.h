@@ -18,6 +18,7 @@ typedef struct h3_parts {
     char *tokenizer; ///< folder or file; a GGUF that holds a vocabulary
     char *rival;     ///< another tokenizer that could be meant as well; NULL: there is none
     char *notes;     ///< one line per choice that had alternatives, or NULL
+    char *unread;    ///< those of the lines that tell what could not be read, or NULL
 } h3_parts;
 
 /** Looks at most four levels deep. Files that cannot be read are passed over (and noted). */
@@ -31,6 +32,10 @@ const char *h3_partition_of(const char *path);
 
 /** The same of an open file, which may say it itself (those that convert wrote). */
 const char *h3_partition_in(const h3_manifest *m, const char *path);
+
+/** malloc'd: "FOLDER cannot be searched: REASON, and 2 more; " for a sentence about a part that is
+ * not found, since it may be there; empty where all could be read. */
+char *h3_parts_unread(const char *unread);
 
 /** Which published file would fill a missing part ("dit", "text_encoder", ...). */
 const char *h3_parts_advice(const char *part);

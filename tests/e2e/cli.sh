@@ -352,6 +352,22 @@ head -c 200000 "$data/tiny-h3/original/FL2VA/transformer/model-00002-of-00003.sa
 refuses "truncated shard" 4 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
 rm bad/FL2VA/transformer/model-00002-of-00003.safetensors
 refuses "missing shard" 5 "model-00002-of-00003" generate -p x -m bad -o refused.mp4
+cp -r parts loose && head -c 5000 parts/cv_text_encoder.safetensors >loose/cv_text_encoder.safetensors
+refuses "a part that is cut off" 5 "no text encoder found; loose/cv_text_encoder.safetensors is passed over: " generate -p x -m loose -o refused.mp4
+mkdir loose/shut && mv loose/cv_text_encoder.safetensors loose/shut && chmod 0 loose/shut
+cp "$h3av" other && printf '#!/bin/sh\nexec "%s" "$@"\n' "$work/other" >as_other
+if [ "$(id -u)" = 0 ]; then # who may enter everything
+    printf '#!/bin/sh\nexec setpriv --reuid 65534 --regid 65534 --clear-groups "%s" "$@"\n' "$work/other" >as_other
+    chmod 755 "$work"
+fi
+chmod 755 as_other
+if ./as_other version >out 2>err; then
+    for c in generate plan; do
+        h3av=./as_other refuses "$c: a folder that cannot be entered" 5 "loose/shut cannot be searched: Permission denied; give" $c -p x -m loose
+    done
+    check "inspect: a folder that cannot be entered" "$(./as_other inspect loose | grep -c 'loose/shut cannot be searched: Permission denied')" 1
+fi
+chmod 755 loose/shut && rm -r other as_other loose
 refuses "text encoder as DiT" 4 "text_encoder" generate -p x --dit "$data/tiny-h3/original/FL2VA/text_encoder" -o refused.mp4
 for step in x 0 1x "" 99999999999999999999; do
     python3 - "$step" <<'END'
