@@ -16,6 +16,12 @@ if(TARGET h3 AND CMOCKA_FOUND)
     target_link_options(h3av-keep PRIVATE -Wl,--wrap=h3_file_map -Wl,--wrap=h3_poison_check
                         -Wl,--wrap=h3_bind -Wl,--wrap=h3_dit_modulate)
 endif()
+# Tables of forms that are damaged, in place of those of the build.
+if(TARGET h3 AND CMOCKA_FOUND)
+    set(all_but_builtin ${whole_library})
+    list(REMOVE_ITEM all_but_builtin h3_builtin)
+    unit_test(synth FILES tests/unit/test_synth.c LIBS ${all_but_builtin})
+endif()
 if(TARGET h3_weights AND CMOCKA_FOUND)
     unit_test(store FILES tests/unit/test_store.c USES weights tensor base LIBS PkgConfig::JANSSON)
 endif()

@@ -51,15 +51,20 @@ typedef struct form_file {
     const width *widths;     ///< up to a `from` of 0; NULL: as released
     int64_t vocabulary;      ///< rows of the token table to keep, 0: all
     bool is_gguf;
+    int line; ///< of the table, from 1: where its reader stands
     tensor_row *row;
     size_t n, cap, bytes;
 } form_file;
 
 /* ---------------------------------------------------------------- tables */
 
-static h3_status bad_table(const form_file *f, const char *line)
+/* The table came into the program when it was built: from a file that was cut off or replaced. */
+static h3_status bad_table(const form_file *f, int column, const char *what, const char *line)
 {
-    return h3_fail(H3_E_INTERNAL, "the table of form %s is damaged: %.60s", f->name, line);
+    return h3_fail(H3_E_INTERNAL,
+                   "the table of form %s in this program is damaged: line %d, column %d: %s in "
+                   "\"%.60s\"; build the program again from sound sources",
+                   f->name, f->line, column, what, line);
 }
 
 static int numbers(const char *text, int64_t v[MAX_NE])
@@ -179,14 +184,27 @@ static h3_status read_line(form_file *f, const char *line)
         f->is_gguf = strstr(line, "ggml_type") != NULL;
         return H3_OK;
     }
-    if (sscanf(line, "%191[^\t]\t%15[^\t]\t%63[^\t]\t%lld\t%63[^\t]\t%63[^\t]", name, type, shape,
-               &bytes, ne, orig) < 4 ||
-        bytes < 0 || !find_type(&r, type, f->is_gguf))
-        return bad_table(f, line);
+    const int n = sscanf(line, "%191[^\t]\t%15[^\t]\t%63[^\t]\t%lld\t%63[^\t]\t%63[^\t]", name,
+                         type, shape, &bytes, ne, orig);
+    if (n < 4) {
+        static const char *const what[] = {"no name", "no type", "no shape", "no number of bytes"};
+        return bad_table(f, n < 0 ? 1 : n + 1, what[n < 0 ? 0 : n], line);
+    }
+    if (bytes < 0) return bad_table(f, 4, "a number of bytes below 0", line);
+    if (!find_type(&r, type, f->is_gguf)) return bad_table(f, 2, "an unknown type", line);
     r.rank = numbers(shape, r.ne);
     r.n_orig = orig[0] == '[' ? numbers(orig, r.orig) : 0;
     r.bytes = (size_t)bytes;
     return expand(f, name, &r);
+}
+
+static int n_tabs(const char *line)
+{
+    int n = 0;
+
+    for (; *line; line++)
+        n += *line == '\t';
+    return n;
 }
 
 static h3_status read_table(form_file *f)
@@ -197,13 +215,20 @@ static h3_status read_table(form_file *f)
         const char *p = (const char *)h3_form_table[i].data,
                    *end = (const char *)h3_form_table[i].end;
         if (strcmp(h3_form_table[i].name, f->name) != 0) continue;
-        while (p < end) {
+        for (f->line = 1; p < end; f->line++) {
             const char *nl = memchr(p, '\n', (size_t)(end - p));
             const size_t n = (size_t)((nl ? nl : end) - p);
+            const char *zero = memchr(p, '\0', n);
             snprintf(line, sizeof line, "%.*s", (int)n, p);
+            if (zero) return bad_table(f, 1 + n_tabs(line), "a zero byte", line);
             if (n) H3_TRY(read_line(f, line));
             p += n + 1;
         }
+        if (f->line == 1)
+            return h3_fail(H3_E_INTERNAL,
+                           "the table of form %s in this program is empty; build the program again "
+                           "from sound sources",
+                           f->name);
         return H3_OK;
     }
     return h3_fail(H3_E_ARG, "form %s is not known (h3av synth list names them)", f->name);

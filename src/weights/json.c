@@ -92,6 +92,15 @@ static char *path_of(const scan *sc, const char *s)
     return path;
 }
 
+static bool is_blank(const char *s, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && strchr(" \t\r\n", s[i]) && s[i])
+        i++;
+    return i == n;
+}
+
 h3_status h3_json_parse(json_t **out, const char *text, size_t n, const char *what)
 {
     json_error_t err;
@@ -101,6 +110,11 @@ h3_status h3_json_parse(json_t **out, const char *text, size_t n, const char *wh
     if (n > H3_JSON_MAX_BYTES)
         return h3_fail(H3_E_FORMAT, "%s: %zu bytes of JSON, more than the %d allowed", what, n,
                        H3_JSON_MAX_BYTES);
+    if (is_blank(text, n))
+        return h3_fail(H3_E_FORMAT, "%s is empty%s; JSON was expected", what,
+                       n ? " but for blanks" : "");
+    if (*text == '\0')
+        return h3_fail(H3_E_FORMAT, "%s begins with a zero byte, so it is no JSON", what);
     scan_text(&sc, text, n);
     if (sc.is_too_deep)
         return h3_fail(H3_E_FORMAT, "%s: JSON nested deeper than %d levels", what,
@@ -114,8 +128,9 @@ h3_status h3_json_parse(json_t **out, const char *text, size_t n, const char *wh
         char *path;
         scan_text(&sc, text, at);
         path = path_of(&sc, text);
-        st = h3_fail(H3_E_FORMAT, "%s is not valid JSON: %s%s%s%s (line %d)", what,
-                     *path ? "in \"" : "", path, *path ? "\": " : "", err.text, err.line);
+        st = h3_fail(H3_E_FORMAT, "%s is not valid JSON: %s%s%s%s (line %d, column %d)", what,
+                     *path ? "in \"" : "", path, *path ? "\": " : "", err.text, err.line,
+                     err.column);
         free(path);
         return st;
     }

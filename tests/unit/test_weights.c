@@ -880,6 +880,10 @@ static void test_json(void **state)
 
     (void)state;
     assert_non_null(deep);
+    must_fail(h3_json_parse(&j, "", 0, "x"), H3_E_FORMAT, "x is empty; JSON was expected");
+    must_fail(h3_json_parse(&j, " \n\t", 3, "x"), H3_E_FORMAT, "x is empty but for blanks");
+    must_fail(h3_json_parse(&j, "\0\0", 2, "x"), H3_E_FORMAT, "x begins with a zero byte");
+    must_fail(h3_json_parse(&j, "{\n  \"a\": }", 11, "x"), H3_E_FORMAT, "(line 2, column 8)");
     must_fail(h3_json_parse(&j, "{\"a\": {\"b\": 1e999}}", 19, "x"), H3_E_FORMAT, "a > b");
     must_fail(h3_json_parse(&j, "{\"a\": 1, \"\\u0061\": 2}", 21, "x"), H3_E_FORMAT, "\"a\"");
     memset(deep, '[', 1 << 20);
