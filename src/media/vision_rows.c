@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,11 +111,16 @@ h3_status h3_processor_load(h3_processor *p, const char *path)
     char *text;
 
     H3_TRY(h3_file_read(&text, &size, path, MAX_CONFIG_BYTES));
+    const bool is_empty = strspn(text, " \t\r\n") == size;
     root = json_loadb(text, size, 0, &err);
     free(text);
+    if (is_empty) return h3_fail(H3_E_FORMAT, "%s is empty; JSON was expected", path);
+    if (!root)
+        return h3_fail(H3_E_FORMAT, "%s: not a JSON object: %s (line %d, column %d)", path,
+                       err.text, err.line, err.column);
     if (!json_is_object(root)) {
         json_decref(root);
-        return h3_fail(H3_E_FORMAT, "%s: not a JSON object: %s", path, err.text);
+        return h3_fail(H3_E_FORMAT, "%s: a JSON list where an object was expected", path);
     }
     st = read_processor(&got, root, path);
     json_decref(root);

@@ -1158,7 +1158,11 @@ static void test_processor_file(void **state)
     assert_true(p.patch == 16 && p.min_pixels == 4096 && p.max_pixels == 16384 && p.std[2] == 3.0f);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         write_text(at("p.json"), bad[i]);
-        assert_fails(H3_E_FORMAT, "p.json", h3_processor_load(&p, at("p.json")));
+        assert_fails(H3_E_FORMAT,
+                     i == 0   ? "p.json is empty"
+                     : i == 1 ? "p.json: a JSON list"
+                              : "p.json",
+                     h3_processor_load(&p, at("p.json")));
     }
     assert_fails(H3_E_MISSING, "q.json", h3_processor_load(&p, at("q.json")));
     assert_int_equal(p.max_pixels, 16384); // untouched by failures
