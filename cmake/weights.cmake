@@ -1,4 +1,4 @@
-room(weights FILES name_table.c json.c manifest.c safetensors.c gguf.c names.c encoding.c checkpoint.c
+room(weights FILES name_table.c json.c manifest.c safetensors.c gguf.c names.c packing.c encoding.c checkpoint.c
                  bind.c expand.c ring.c shard.c store.c writer.c gguf_writer.c convert.c geometry.c lora.c qkv_check.c parts.c poison.c inspect.c usage.c
      USES tensor base LIBS PkgConfig::JANSSON)
 if(CMOCKA_FOUND)

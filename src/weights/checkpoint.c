@@ -17,6 +17,7 @@
 #include "decode.h"
 #include "json.h"
 #include "lora_impl.h"
+#include "packing.h"
 #include "size.h"
 #include "suffix.h"
 
@@ -414,6 +415,7 @@ static h3_status open_parts(h3_checkpoint *ck, h3_role role, const h3_ckpt_opts 
     H3_TRY(load_configs(ck));
     h3_names_detect(&ck->naming, ck->m);
     H3_TRY(check_role(ck, role));
+    if (role != H3_ROLE_UNKNOWN) H3_TRY(h3_packing_check(ck->m, ck->path)); // inspect shows it all
     ck->rules.m = ck->m;
     ck->rules.prefix = ck->naming.prefix;
     H3_TRY(load_quant_meta(ck));

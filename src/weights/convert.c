@@ -10,6 +10,7 @@
 #include "gguf_writer.h"
 #include "half.h"
 #include "lora_impl.h"
+#include "packing.h"
 #include "parts.h"
 #include "suffix.h"
 #include "writer.h"
@@ -476,6 +477,7 @@ h3_status h3_convert(h3_checkpoint *ck, const char *path, const h3_convert_opts 
     sink s = {0};
     h3_status st;
 
+    H3_TRY(h3_packing_check(ck->m, ck->path));
     if (o->form == H3_CONVERT_Q8_0 && o->layout != H3_CONVERT_OWN)
         return h3_fail(H3_E_ARG, "Q8_0 is written in the layout of GGUF files (own), not %s",
                        o->layout == H3_CONVERT_ORIGINAL ? "original" : "diffusers");

@@ -8,6 +8,7 @@
 #include "decode.h"
 #include "geometry.h"
 #include "json.h"
+#include "packing.h"
 #include "parts.h"
 #include "qkv_check.h"
 #include "suffix.h"
@@ -175,6 +176,8 @@ static void put_geometry(json_t *o, h3_checkpoint *ck)
     h3_geometry g;
     json_t *problems = json_array(), *sizes = json_object();
 
+    if (h3_packing_check(ck->m, ck->path) != H3_OK)
+        json_array_append_new(problems, json_string(h3_error()));
     if (h3_geometry_read(&g, ck, problems) == H3_OK)
         for (int i = 0; i < g.n; i++)
             put_int(sizes, g.dim[i].name, g.dim[i].value);

@@ -10,6 +10,7 @@
 
 #include "json.h"
 #include "manifest_impl.h"
+#include "packing.h"
 #include "size.h"
 
 enum { MAX_RANK = 8 };
@@ -125,7 +126,7 @@ static h3_status read_offsets(const h3_file *f, const char *name, const json_t *
 }
 
 static h3_status read_entry(h3_manifest *m, const h3_file *f, uint32_t file, size_t base,
-                            const char *name, const json_t *j)
+                            const char *name, const json_t *j, const json_t *head)
 {
     const char *type = json_string_value(json_object_get(j, "dtype"));
     h3_entry e = {.file = file};
@@ -133,9 +134,7 @@ static h3_status read_entry(h3_manifest *m, const h3_file *f, uint32_t file, siz
 
     if (!json_is_object(j)) return bad(f, name, "its header entry is no object");
     if (!type) return bad(f, name, "has no dtype that is a string");
-    if (!h3_dtype_parse(type, &t))
-        return h3_fail(H3_E_FORMAT, "%s: tensor \"%s\": dtype \"%.40s\" is unknown", f->path, name,
-                       type);
+    if (!h3_dtype_parse(type, &t)) return h3_packing_dtype(f->path, name, type, head);
     e.dtype = (uint8_t)t;
     H3_TRY(read_shape(f, name, json_object_get(j, "shape"), &e));
     H3_TRY(read_offsets(f, name, json_object_get(j, "data_offsets"), base, &e));
@@ -171,7 +170,7 @@ static h3_status read_header(h3_manifest *m, const h3_file *f, uint32_t file, js
     json_object_foreach(head, name, v)
     {
         if (strcmp(name, "__metadata__") != 0)
-            H3_TRY(read_entry(m, f, file, base, name, v));
+            H3_TRY(read_entry(m, f, file, base, name, v, head));
         else if (file == 0)
             H3_TRY(read_metadata(m, f, v));
     }

@@ -217,6 +217,39 @@ def strangers(h, dit):
     check("and changes nothing", h.bytes_of("odd.mp4") == h.bytes_of("base.mp4"))
 
 
+def packed(h, dit):
+    """Forms of other programs are refused by their names, with what to take instead."""
+    plain = read_safetensors(os.path.join(h.work, "plain.safetensors"))
+    name, stem = "blocks.0.attn.qkv_proj.weight", "blocks.0.attn.qkv_proj"
+    rows, cols = plain[name][1]
+
+    def zeros(size, dtype, *shape):
+        return dtype, list(shape), bytes(int(math.prod(shape) * size))
+
+    words = {name: zeros(4, "U32", rows, cols // 8), f"{stem}.scales": zeros(2, "BF16", rows, 2)}
+    cases = [("MLX", words, ["U32", "packed by MLX", "BF16"]),
+             ("words of nobody", {name: zeros(4, "U32", rows, cols // 8)}, ["dtype U32 is not read", "GGUF"]),
+             ("F4", {name: zeros(.5, "F4", rows, cols)}, ["dtype F4 is not read", "GGUF"]),
+             ("FNUZ", {name: zeros(1, "F8_E4M3FNUZ", rows, cols)}, ["dtype F8_E4M3FNUZ is not read"]),
+             ("U16", {name: zeros(2, "U16", rows, cols)}, ["dtype U16 is not read", "bits of BF16"]),
+             ("bitsandbytes 4", {name: zeros(1, "U8", rows * cols // 2, 1), f"{name}.quant_state.bitsandbytes__nf4": zeros(1, "U8", 9)},
+              ["bitsandbytes (NF4)", "GGUF"]),
+             ("bitsandbytes 8", {name: zeros(1, "I8", rows, cols), f"{stem}.SCB": zeros(4, "F32", rows)}, ["bitsandbytes (INT8)"]),
+             ("GPTQ", {f"{stem}.qweight": zeros(4, "I32", cols // 8, rows), f"{stem}.qzeros": zeros(4, "I32", 1, rows // 8)},
+              ["GPTQ or AWQ"]),
+             ("quanto", {f"{name}._data": zeros(1, "I8", rows, cols), f"{name}._scale": zeros(2, "BF16", rows, 1)}, ["quanto"])]
+    for what, tensors, said in cases:
+        t = {k: v for k, v in plain.items() if k != name} | tensors
+        write_safetensors(os.path.join(h.work, "packed.safetensors"), t)
+        h.refuses(what, 7, ["packed.safetensors", stem, "is not read" if "not read" in said[0] else "are not read", *said],
+                  "--dit", "packed.safetensors")
+        if what == "GPTQ":
+            status, out, err = h("inspect", "packed.safetensors")
+            check("inspect goes on", status == 0 and "PROBLEM: " in out and "GPTQ or AWQ" in out, out + err)
+            status, out, err = h("convert", "packed.safetensors", "-o", "refused.safetensors")
+            check("convert says it too", status == 7 and "GPTQ or AWQ" in err, err)
+
+
 def vocabularies(h):
     folder = os.path.join(h.model, "FL2VA", "tokenizer")
     text = "A <|vision_start|> na\u00efve  test: 12345 <d>hello</d>\n"
@@ -362,6 +395,7 @@ def main(h3av, source):
         merged(h, lora, dit)
         samples(h, source)
         orders(h, dit)
+        packed(h, dit)
         strangers(h, dit)
         vocabularies(h)
         poisoned(h)
