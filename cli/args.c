@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "report.h"
@@ -59,6 +60,9 @@ static const option_row rows[] = {
      "read the text from a file, - for standard input"},
     {"--batch", NULL, CMD_GENERATE, K_TEXT, AT(batch), "FILE",
      "many requests, one JSON object a line (- for standard input), by one loaded model"},
+    {"--count", NULL, CMD_GENERATE, K_COUNT, AT(count), "N",
+     "N videos with the seeds --seed, --seed + 1, ... by one loaded model: h3av-1.mp4, h3av-2.mp4, "
+     "..."},
     {"--output", "-o", CMD_GENERATE | CMD_DECODE, K_TEXT, AT(output), "FILE",
      "the MP4 to write (h3av.mp4)"},
     {"--output", "-o", CMD_MUX, K_TEXT, AT(output), "FILE", "the MP4 to write"},
@@ -361,6 +365,13 @@ void args_man(FILE *to)
         "its number and leaves the others alone; the exit status is that of the first that "
         "failed.\n",
         to);
+    fputs(".SH SEVERAL VIDEOS\n.B \\-\\-count \\fIN\\fR\nmakes N videos of one request, with the "
+          "seeds "
+          "\\-\\-seed, \\-\\-seed + 1, ... Every name (\\-o, \\-\\-wav, \\-\\-frames\\-dir, "
+          "\\-\\-latents, \\-\\-checkpoint) gets the number of its video: clip\\-1.mp4. The first "
+          "that "
+          "fails ends the run.\n",
+          to);
     fputs(".SH EXIT STATUS\n0 done; 2 wrong usage or request; 3 input or output; 4 damaged or "
           "foreign file; 5 something\n"
           "missing; 6 not enough memory; 7 not supported here; 8 device; 10 NaN or infinity; 70 "
@@ -369,6 +380,7 @@ void args_man(FILE *to)
           "tone\" \\-o circle.mp4\n"
           "h3av generate \\-m /models/MiniMax\\-H3 \\-\\-first cat.jpg \\-p \"The cat jumps.\" "
           "\\-o cat.mp4\n"
+          "h3av generate \\-p \"rain on a tin roof\" \\-\\-count 4 \\-\\-seed 100 \\-o rain.mp4\n"
           "h3av generate \\-\\-batch shots.jsonl \\-o shots/clip.mp4\n"
           "h3av plan \\-\\-ref voice.wav \\-\\-ref face.jpg \\-p \"<Picture 1> speaks.\"\n.fi\n",
           to);
@@ -687,7 +699,11 @@ static const struct {
     {" --lora-model-dir --lora_path --lora-scale ", "it is --lora FILE:STRENGTH here"},
     {" --diffusion-model --unet --transformer ", "it is --dit here"},
     {" --clip --llm --t5xxl --qwen2vl ", "it is --text-encoder here"},
-    {" --batch-count --batch_size --num-videos --prompts ", "it is --batch FILE here"},
+    {" --batch-count --batch_count --batch-size --batch_size --num-videos --num_videos "
+     "--num-videos-per-prompt --num_videos_per_prompt --n-iter --n_iter -b ",
+     "it is --count N here: N videos, each with the next seed"},
+    {" --prompts --prompt-list --prompts-file --from-file ",
+     "it is --batch FILE here: one JSON object a line, such as {\"prompt\": \"a fox\"}"},
     {" --offload-to-cpu --cpu-offload --offload_model --lowvram --medvram --blocks-to-swap ",
      "weights stream by themselves; see --offload, --vram and --ram"},
     {" --vae-tiling --vae_tiling --tiled-vae --vae-tile-size --tile-size ",
@@ -760,6 +776,7 @@ args_value args_of_request(const char *name)
     if (!r) return ARGS_UNKNOWN;
     /* What the engine is opened with is an option of bench as well. */
     if (r->commands & CMD_BENCH || r->offset == AT(batch)) return ARGS_ENGINE;
+    if (r->offset == AT(count)) return ARGS_COUNT;
     switch (r->kind) {
     case K_FLAG:
     case K_NO_FLAG:
@@ -889,6 +906,41 @@ static int check_effects(const cli *c)
     return idle ? usage_error("%s has no effect without %s", idle, lacks) : 0;
 }
 
+/* What belongs to one video, and a seed for each. */
+static int check_count(const cli *c)
+{
+    if (!c->count) return 0;
+    if (c->batch)
+        return usage_error("--count is for one request; in --batch each line is one video%s%s", "",
+                           "");
+    if (c->rq.resume_path || c->rq.noise_path)
+        return usage_error("%s is one video's, and --count makes several%s",
+                           c->rq.resume_path ? "--resume" : "--noise", "");
+    if (c->gpus || c->ranks > 1)
+        return usage_error("%s: the videos of --count are made by one process%s",
+                           c->gpus ? "--gpus" : "--ranks", "");
+    if (c->rq.seed > UINT64_MAX - (uint64_t)(c->count - 1))
+        return usage_error("--count: the last seed would be above 2^64 - 1%s%s", "", "");
+    return 0;
+}
+
+/* Names that get a number must be names of files. */
+static int check_numbered(const cli *c)
+{
+    const size_t n = c->output ? strlen(c->output) : 0;
+    const char *option = c->batch ? "--batch" : "--count";
+    struct stat info;
+
+    if ((!c->batch && !c->count) || !n) return 0;
+    if (strcmp(c->output, "-") == 0)
+        return usage_error("output -: standard output is not supported%s%s", "", "");
+    if (c->output[n - 1] == '/' || (stat(c->output, &info) == 0 && S_ISDIR(info.st_mode)))
+        return usage_error(
+            "output %s: is a folder, give the name that the numbers of %s are added to", c->output,
+            option);
+    return 0;
+}
+
 /* What only one clip can have is named in the lines. */
 static int check_batch(const cli *c)
 {
@@ -929,7 +981,9 @@ static int check_args(const cli *c)
         return usage_error("unknown command %s; h3av help lists them%s", c->arg[0], "");
     if (c->cmd == CMD_TOKENIZE && c->n_args == (c->prompt_file != NULL))
         return usage_error("h3av tokenize needs one of TEXT and --prompt-file%s%s", "", "");
-    const int st = check_batch(c);
+    int st = check_batch(c);
+    if (st == 0) st = check_count(c);
+    if (st == 0) st = check_numbered(c);
     return st ? st : check_effects(c);
 }
 

@@ -45,6 +45,7 @@ typedef struct cli {
     const char *layout; ///< convert: "own", "original" or "diffusers"
     const char *mmproj; ///< dump, convert: vision file of an encoder
     int text_layers, head_dim;
+    int count; ///< videos of one request with seeds that follow each other; 0: not asked for
     bool is_delta;
     int ranks;
     const char *arg[2]; ///< positional: a path, a text
@@ -63,6 +64,7 @@ void args_free(cli *c);
 typedef enum args_value {
     ARGS_UNKNOWN = 0,
     ARGS_ENGINE, ///< nothing: it is the same for all requests
+    ARGS_COUNT,  ///< nothing: a line is one video
     ARGS_FLAG,   ///< true or false
     ARGS_TEXT,   ///< a text
     ARGS_NUMBER, ///< a number, or its text

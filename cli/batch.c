@@ -1,7 +1,7 @@
 /**
  * See batch.h. Lines of a file are all looked at before the first one runs, so that a slip in the
  * last is told at once; standard input and pipes are served line by line, and their end is the
- * session's end.
+ * session's end. A video of --count is a line that says nothing but its seed.
  */
 #include "batch.h"
 
@@ -35,15 +35,24 @@ typedef struct batch {
     size_t n_places;
     bool *is_bad;  // of a file's lines, by number; NULL: not looked at
     bool has_zero; // the line at hand has a byte that no text has
+    double began;
     long line, n_lines, n_requests, n_done, n_failed, first_failed;
     int status; // of the line that failed first
 } batch;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* One request: its options, and what they point into. */
 typedef struct request {
     cli c;
     json_t *o;
     char *prompt, *output, *sigmas;
+    char *named[4]; // the other names, with the video's number
 } request;
 
 static void close_request(request **rp)
@@ -56,6 +65,8 @@ static void close_request(request **rp)
     free(r->prompt);
     free(r->output);
     free(r->sigmas);
+    for (size_t i = 0; i < sizeof r->named / sizeof *r->named; i++)
+        free(r->named[i]);
     free(r);
     *rp = NULL;
 }
@@ -113,6 +124,9 @@ static int set_member(request *r, const char *key, const json_t *v)
         return report_said(2, "%s: there is no such option of h3av generate", key);
     case ARGS_ENGINE:
         return report_said(2, "%s: is the same for all lines, so it belongs to the command line",
+                           key);
+    case ARGS_COUNT:
+        return report_said(2, "%s: a line is one video; give each a line with a seed of its own",
                            key);
     case ARGS_FLAG:
         if (!json_is_boolean(v)) return report_said(2, "%s: expected true or false", key);
@@ -180,6 +194,24 @@ static int fill(const batch *b, request *r)
     return st;
 }
 
+/* The command line's request with the next seed, every name with the video's number. */
+static int count_on(const batch *b, request *r)
+{
+    h3_request *q = &r->c.rq;
+    const char **const names[] = {&q->frames_dir, &q->wav_path, &q->latents_path,
+                                  &q->checkpoint_path};
+
+    q->seed += (uint64_t)(b->line - 1);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!*names[i]) continue;
+        *names[i] = r->named[i] = numbered(*names[i], b->line);
+        if (!r->named[i]) return report_said(6, "no memory for a name");
+    }
+    if (!q->out_path && (q->frames_dir || q->wav_path)) return 0;
+    q->out_path = r->output = numbered(q->out_path ? q->out_path : "h3av.mp4", b->line);
+    return r->output ? 0 : report_said(6, "no memory for a name");
+}
+
 /* The line at hand as a request, or an exit status after report_said. */
 static int read_request(const batch *b, request **out)
 {
@@ -192,6 +224,11 @@ static int read_request(const batch *b, request **out)
     r->c = *b->base;
     r->c.n_owned = 0; // the command line's strings stay its own
     r->c.batch = NULL;
+    if (b->base->count) {
+        st = count_on(b, r);
+        if (st) close_request(out);
+        return st;
+    }
     r->o = json_loads(b->text, JSON_REJECT_DUPLICATES, &error);
     if (b->has_zero)
         st = report_said(2, "holds a zero byte, so it is no text in UTF-8");
@@ -263,6 +300,11 @@ static bool next_line(batch *b)
 {
     ssize_t n;
 
+    if (b->base->count) {
+        if (stop_is_asked() || b->n_failed || b->line >= b->base->count) return false;
+        b->line++;
+        return true;
+    }
     while (!stop_is_asked() && (n = getline(&b->text, &b->cap, b->f)) >= 0) {
         b->line++;
         if (b->line == 1 && strncmp(b->text, "\xef\xbb\xbf", 3) == 0) {
@@ -279,9 +321,12 @@ static void line_failed(batch *b, int status, const char *code, const char *text
 {
     char full[1400];
 
-    snprintf(full, sizeof full, "%s, line %ld: %s", b->name, b->line, text);
+    if (b->base->count)
+        snprintf(full, sizeof full, "video %ld of %d: %s", b->line, b->base->count, text);
+    else
+        snprintf(full, sizeof full, "%s, line %ld: %s", b->name, b->line, text);
     progress_clear(&b->p);
-    if (b->base->is_json) report_event(code, b->line, full);
+    if (b->base->is_json) report_event(code, b->base->count ? "video" : "line", b->line, full);
     fprintf(stderr, "h3av: %s\n", full);
     if (b->n_failed++ == 0) {
         b->status = status;
@@ -297,7 +342,7 @@ static bool admit(batch *b, request **r)
 
     report_into(text, sizeof text);
     st = read_request(b, r);
-    if (st == 0 && !b->is_bad) st = claim_all(b, &(*r)->c.rq);
+    if (st == 0 && !b->is_bad && !b->base->count) st = claim_all(b, &(*r)->c.rq);
     report_into(NULL, 0);
     b->n_requests++;
     if (st == 0) return true;
@@ -319,15 +364,37 @@ static void on_event(void *user, const h3_event *ev)
     if (stop_is_asked()) h3_cancel(b->e); // asked between two requests
 }
 
+/* What comes, for people; of several videos also when all will be done. */
+static void announce(const batch *b, const h3_request *q)
+{
+    const double taken = now() - b->began;
+
+    if (b->base->is_json || b->base->is_quiet) return;
+    if (!b->base->count) {
+        fprintf(stderr, "line %ld: %s\n", b->line, file_of(q));
+        return;
+    }
+    fprintf(stderr, "video %ld of %d: %s, seed %llu", b->line, b->base->count, file_of(q),
+            (unsigned long long)q->seed);
+    if (b->n_done)
+        fprintf(stderr, ", about %.0f s left for all",
+                taken / (double)b->n_done * (double)(b->base->count - b->n_done));
+    fprintf(stderr, "\n");
+}
+
 static void run_request(batch *b, request *r)
 {
     h3_request *q = &r->c.rq;
     h3_result rs;
     h3_status st;
 
-    if (!b->base->is_json && !b->base->is_quiet)
-        fprintf(stderr, "line %ld: %s\n", b->line, file_of(q));
-    b->p.line = b->line;
+    announce(b, q);
+    if (b->base->count) {
+        b->p.video = b->line;
+        b->p.videos = b->base->count;
+    } else {
+        b->p.line = b->line;
+    }
     q->on_event = on_event;
     q->user = b;
     st = h3_generate(b->e, q, &rs);
@@ -339,8 +406,13 @@ static void run_request(batch *b, request *r)
     b->n_done++;
     progress_result(&b->p, &rs, file_of(q));
     if (!b->base->is_json) return;
-    printf("{\"event\":\"result\",\"line\":%ld,\"output\":", b->line);
+    printf("{\"event\":\"result\",\"%s\":%ld,\"output\":", b->base->count ? "video" : "line",
+           b->line);
     json_text(file_of(q));
+    if (b->base->count && q->seed <= INT64_MAX)
+        printf(",\"seed\":%llu", (unsigned long long)q->seed);
+    else if (b->base->count) // as in every other place: a text, for readers of JSON end at 2^63
+        printf(",\"seed\":\"%llu\"", (unsigned long long)q->seed);
     printf("}\n");
     fflush(stdout);
 }
@@ -383,25 +455,21 @@ static void run_all(batch *b)
     if (stop_is_asked()) b->status = 130;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void tell_end(const batch *b, double seconds)
 {
     if (b->base->is_json) {
         printf(
             "{\"event\":\"batch\",\"requests\":%ld,\"done\":%ld,\"failed\":%ld,\"seconds\":%.3f}\n",
-            b->n_requests, b->n_done, b->n_failed, seconds);
+            b->base->count ? (long)b->base->count : b->n_requests, b->n_done, b->n_failed, seconds);
         return;
     }
     if (b->base->is_quiet) return;
-    fprintf(stderr, "%s: %ld of %ld requests done in %.1f s", b->name, b->n_done, b->n_requests,
-            seconds);
-    if (b->n_failed)
+    if (b->base->count)
+        fprintf(stderr, "%ld of %d videos done in %.1f s", b->n_done, b->base->count, seconds);
+    else
+        fprintf(stderr, "%s: %ld of %ld requests done in %.1f s", b->name, b->n_done, b->n_requests,
+                seconds);
+    if (b->n_failed && !b->base->count)
         fprintf(stderr, ", %ld failed, the first in line %ld", b->n_failed, b->first_failed);
     fprintf(stderr, "%s\n", stop_is_asked() ? "; stopped" : "");
 }
@@ -434,20 +502,20 @@ static void print_counters(const batch *b)
 
 int batch_run(cli *c)
 {
-    batch b = {.base = c};
+    batch b = {.base = c, .began = now()};
     char *prompt = NULL;
-    const double began = now();
     int size = 1, st;
 
     if (h3_launched_rank(&size) >= 0 && size > 1)
-        return report_said(2, "the requests of --batch run in one process, not in %d", size);
+        return report_said(2, "the requests of %s run in one process, not in %d",
+                           c->count ? "--count" : "--batch", size);
     st = prompt_take(c, &prompt);
     c->prompt_file = NULL;
     c->n_args = 0;
     progress_init(&b.p, c->is_json, c->is_verbose, c->is_quiet);
     c->engine.keep_loaded = true;
     c->engine.has_timing = c->is_verbose;
-    if (st == 0) st = open_lines(&b);
+    if (st == 0 && !c->count) st = open_lines(&b);
     if (st == 0) {
         const h3_status opened = h3_engine_open(&b.e, &c->engine);
         if (opened != H3_OK) st = report_failed(c, opened);
@@ -459,7 +527,7 @@ int batch_run(cli *c)
         if (b.n_requests == 0 && !stop_is_asked()) {
             b.status = report_said(2, "%s: holds no request", b.name);
         } else {
-            tell_end(&b, now() - began);
+            tell_end(&b, now() - b.began);
             print_counters(&b);
         }
         st = b.status;

@@ -301,7 +301,7 @@ static int run(cli *c)
     }
     switch (c->cmd) {
     case CMD_GENERATE:
-        return c->batch ? batch_run(c) : run_generate(c);
+        return c->batch || c->count ? batch_run(c) : run_generate(c);
     case CMD_DECODE:
         return run_generate(c);
     case CMD_PLAN:

@@ -64,6 +64,7 @@ static void json_event(const progress *p, const h3_event *ev)
 
     printf("{\"event\":\"%s\"", names[ev->kind]);
     if (p->line) printf(",\"line\":%ld", p->line);
+    if (p->videos) printf(",\"video\":%ld,\"videos\":%ld", p->video, p->videos);
     if (ev->phase) {
         printf(",\"phase\":");
         json_text(ev->phase);
@@ -72,6 +73,9 @@ static void json_event(const progress *p, const h3_event *ev)
         printf(
             ",\"step\":%lld,\"steps\":%lld,\"seconds\":%.6f,\"eta_seconds\":%.3f,\"progress\":%.4f",
             (long long)ev->step, (long long)ev->steps, ev->seconds, ev->eta_seconds, ev->progress);
+    if (ev->kind == H3_EVENT_STEP && p->videos)
+        printf(",\"progress_of_all\":%.4f",
+               ((double)p->video - 1 + ev->progress) / (double)p->videos);
     if (ev->kind == H3_EVENT_PHASE_END) printf(",\"seconds\":%.6f", ev->seconds);
     if (ev->text) {
         const bool is_object = ev->kind == H3_EVENT_PLAN || ev->kind == H3_EVENT_DONE;
@@ -87,7 +91,7 @@ static void json_event(const progress *p, const h3_event *ev)
 
 static void draw_step(progress *p, const h3_event *ev)
 {
-    char line[160], step[24], left[24];
+    char line[160], step[24], left[24], which[48] = "";
     const double t = now();
     const bool is_last = ev->step == ev->steps;
 
@@ -97,9 +101,10 @@ static void draw_step(progress *p, const h3_event *ev)
     p->last_draw = t;
     clock_text(step, sizeof step, ev->seconds);
     clock_text(left, sizeof left, ev->eta_seconds);
+    if (p->videos) snprintf(which, sizeof which, " of video %ld of %ld", p->video, p->videos);
     const int n =
-        snprintf(line, sizeof line, "%-7s %lld/%lld  %s a step, %s left  [%3.0f%%]", ev->phase,
-                 (long long)ev->step, (long long)ev->steps, step, left, ev->progress * 100);
+        snprintf(line, sizeof line, "%-7s %lld/%lld  %s a step, %s left  [%3.0f%%%s]", ev->phase,
+                 (long long)ev->step, (long long)ev->steps, step, left, ev->progress * 100, which);
     if (!p->is_terminal) {
         fprintf(stderr, "%s\n", line);
         return;
@@ -127,6 +132,7 @@ void progress_event(void *user, const h3_event *ev)
         fprintf(stderr, "warning: %s\n", ev->text);
         return;
     case H3_EVENT_INFO:
+        if (p->video > 1 && !p->is_verbose) return; // as of the first
         progress_clear(p);
         fprintf(stderr, "%s\n", ev->text);
         return;

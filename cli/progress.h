@@ -7,8 +7,9 @@
 
 typedef struct progress {
     bool is_json, is_verbose, is_quiet, is_terminal;
-    long line;      ///< of --batch, told in events; 0: none
-    int line_width; ///< characters of the line that is on the screen, 0: none
+    long line;          ///< of --batch, told in events; 0: none
+    long video, videos; ///< of --count, told in events and shown; 0: there is one
+    int line_width;     ///< characters of the line that is on the screen, 0: none
     double last_draw;
 } progress;
 

@@ -61,10 +61,10 @@ int report_said(int status, const char *fmt, ...)
     return status;
 }
 
-void report_event(const char *code, long line, const char *text)
+void report_event(const char *code, const char *unit, long number, const char *text)
 {
     printf("{\"event\":\"error\"");
-    if (line) printf(",\"line\":%ld", line);
+    if (unit) printf(",\"%s\":%ld", unit, number);
     printf(",\"code\":\"%s\",\"text\":", code);
     json_text(text);
     printf("}\n");
@@ -73,7 +73,7 @@ void report_event(const char *code, long line, const char *text)
 
 int report_failed(const cli *c, h3_status st)
 {
-    if (c->is_json) report_event(h3_status_name(st), 0, h3_error());
+    if (c->is_json) report_event(h3_status_name(st), NULL, 0, h3_error());
     fprintf(stderr, "h3av: %s\n", h3_error());
     return report_status(st);
 }

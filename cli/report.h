@@ -20,7 +20,8 @@ int report_said(int status, const char *fmt, ...);
 /** Sentences of report_said go to out[cap] from now on; NULL: to standard error again. */
 void report_into(char *out, size_t cap);
 
-/** The event of an error on standard output; line 0: of no line. */
-void report_event(const char *code, long line, const char *text);
+/** The event of an error on standard output, with a number called `unit` ("line") if that is not
+ *  NULL. */
+void report_event(const char *code, const char *unit, long number, const char *text);
 
 #endif

@@ -132,6 +132,33 @@ refuses "batch that is not there" 5 "nowhere.jsonl" generate x --batch nowhere.j
 refuses "batch that is a folder" 2 "is a folder" generate x --batch .
 refuses "one WAV for all lines" 2 "--wav is one clip's" generate x --batch jobs.jsonl --wav refused.wav
 refuses "batch over ranks" 2 "one process" generate x --batch jobs.jsonl --ranks 2
+refuses "numbers for standard output" 2 "standard output is not supported" generate x --batch jobs.jsonl -o -
+refuses "numbers for a folder" 2 "is a folder" generate x --batch jobs.jsonl -o .
+
+# ---- several videos of one request
+"$h3av" generate "a red circle" -s 64x32 -f 22 --steps 3 --seed 42 --count 2 -o "n m.mp4" --wav n.wav --frames-dir nf --frames-format ppm --json >out 2>err
+check "count: status" $? 0
+check "count: the first has the seed, the next the next" "$(cmp a.mp4 "n m-1.mp4" && cmp b43.mp4 "n m-2.mp4" && echo same)" same
+check "count: every name has its number" "$(ls | grep '^n[f.-].*v$\|^nf' | tr '\n' ' ')" "n-1.wav n-2.wav nf-1 nf-2 "
+check "count: events" "$(python3 -c '
+import json
+e = [json.loads(l) for l in open("out")]
+print([(x["video"], x["seed"], x["output"]) for x in e if x["event"] == "result"], {x.get("videos") for x in e[:-1] if x["event"] != "result"},
+      [x["progress_of_all"] for x in e if x["event"] == "step"][-1] > 0.99, *(e[-1][k] for k in ("event", "requests", "done", "failed")))')" \
+    "[(1, 42, 'n m-1.mp4'), (2, 43, 'n m-2.mp4')] {2} True batch 2 2 0"
+mkdir n-2.mp4
+"$h3av" generate x $small --count 4 -o n.mp4 >out 2>err
+check "count: the first failure is the end" "$? $(cat err) $(ls -d n-[1-4].mp4 | tr '\n' ' ')" "2 h3av: video 2 of 4: n-2.mp4: is a folder, give the name of a file n-1.mp4 n-2.mp4 "
+rmdir n-2.mp4
+refuses "count to standard output" 2 "standard output is not supported" generate x --count 2 -o -
+refuses "count into a folder" 2 "is a folder" generate x --count 2 -o nf-1
+refuses "count of nothing" 2 "whole number from 1" generate x --count 0
+refuses "count of lines" 2 "each line is one video" generate x --count 2 --batch jobs.jsonl
+refuses "count over ranks" 2 "one process" generate x --count 2 --ranks 2
+refuses "count of one noise" 2 "--noise is one video's" generate x --count 2 --noise n
+refuses "count beyond the seeds" 2 "2^64" generate x --count 2 --seed 18446744073709551615
+refuses "count in a line" 2 "a line is one video" generate x --batch <(printf '{"count": 2}\n') -q
+refuses "count of other programs" 2 "--batch-count: it is --count N here" generate x --batch-count 2
 printf '{"steps": 60}\n{"seed": 2}\n' >long.jsonl
 "$h3av" generate x -s 512x512 -f 124 --batch long.jsonl -o stop.mp4 --json >out 2>err &
 pid=$!
