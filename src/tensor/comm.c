@@ -206,6 +206,24 @@ h3_status h3_comm_heard(h3_comm *c)
     return H3_OK;
 }
 
+/* This stretch is over here: what a device of ours waits for may not come, so it goes on without.
+ */
+static void part(h3_comm *c)
+{
+    c->is_broken = true;
+    if (c->link.cut) c->link.cut(c);
+}
+
+h3_status h3_comm_watch(h3_comm *c)
+{
+    h3_status st;
+
+    if (!c || c->size == 1 || c->is_broken || c->is_over || c->is_stand_in) return H3_OK;
+    st = h3_comm_heard(c);
+    if (st != H3_OK) part(c);
+    return st;
+}
+
 /* Who failed here: this rank, or one whose failure it took over while waiting. */
 static int origin_of(const h3_comm *c, h3_status mine)
 {
@@ -266,6 +284,7 @@ h3_status h3_comm_agree(h3_comm *c, h3_status mine)
     for (int r = c->size - 1; r >= 0; r--)
         if (c->note[r].status != H3_OK) first = r;
     c->is_over = first >= 0;
+    if (c->is_over) part(c); // a rank that did its part may still wait on its device for others
     if (first >= 0 && first != c->rank) st = take_failure(c, first);
     memset(c->has_note, 0, (size_t)c->size * sizeof *c->has_note);
     c->epoch++;
@@ -291,7 +310,7 @@ static h3_status on_host(h3_comm *c, const h3_message *send, int n_send, const h
 
     if (st == H3_OK) st = c->link.exchange(c, send, n_send, recv, n_recv);
     c->seconds += now() - t0;
-    if (st != H3_OK) c->is_broken = true;
+    if (st != H3_OK) part(c);
     return st;
 }
 
@@ -344,8 +363,10 @@ h3_status h3_comm_exchange(h3_comm *c, h3_dev *d, const h3_message *send, int n_
     c->n_exchanges++;
     c->sent_bytes += total(send, n_send);
     if (!d || d->mem == H3_HOST) return on_host(c, send, n_send, recv, n_recv);
-    if (c->link.exchange_on) return c->link.exchange_on(c, d, send, n_send, recv, n_recv);
-    return by_way_of_host(c, d, send, n_send, recv, n_recv);
+    if (!c->link.exchange_on) return by_way_of_host(c, d, send, n_send, recv, n_recv);
+    const h3_status st = c->link.exchange_on(c, d, send, n_send, recv, n_recv);
+    if (st != H3_OK) part(c);
+    return st;
 }
 
 bool h3_comm_can_travel(const h3_comm *c, const h3_dev *d)
@@ -368,7 +389,7 @@ h3_status h3_comm_begin(h3_comm *c, h3_dev *d, const h3_message *send, int n_sen
     c->sent_bytes += total(send, n_send);
     st = is_on_device ? c->link.begin_on(c, d, send, n_send, recv, n_recv, t) : h3_comm_heard(c);
     if (st == H3_OK && !is_on_device) st = c->link.begin(c, send, n_send, recv, n_recv, t);
-    if (st != H3_OK) c->is_broken = true;
+    if (st != H3_OK) part(c);
     return st;
 }
 
@@ -387,7 +408,7 @@ h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t)
         st = c->link.finish(c, t);
         c->seconds += now() - t0;
     }
-    if (st != H3_OK) c->is_broken = true;
+    if (st != H3_OK) part(c);
     return st;
 }
 
@@ -405,7 +426,7 @@ h3_status h3_comm_window(h3_comm *c, h3_dev *d, size_t bytes, void **base)
     if (!h3_comm_has_window(c, d) || d->is_plan) return H3_OK;
     if (c->is_broken || c->is_over || c->is_stand_in) return parted(c);
     st = c->link.window(c, d, bytes, base);
-    if (st != H3_OK) c->is_broken = true;
+    if (st != H3_OK) part(c);
     return st;
 }
 
@@ -420,15 +441,14 @@ h3_status h3_comm_put(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_trave
     for (int i = 0; i < n; i++)
         c->sent_bytes += (uint64_t)list[i].width * list[i].rows;
     st = c->link.put(c, d, list, n, t);
-    if (st != H3_OK) c->is_broken = true;
+    if (st != H3_OK) part(c);
     return st;
 }
 
 void h3_comm_abandon(h3_comm *c)
 {
     if (!c || c->size == 1) return;
-    c->is_broken = true;
-    if (c->link.cut) c->link.cut(c);
+    part(c);
     if (c->link.abandon) c->link.abandon(c);
 }
 

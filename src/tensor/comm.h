@@ -189,6 +189,9 @@ H3_NODISCARD h3_status h3_comm_finish(h3_comm *c, h3_dev *d, h3_travel *t);
 /** A failure here, with exchanges under way that others may not take part in any more: nothing
  * waits for them, and they are the last. Before memory they use is given back. */
 void h3_comm_abandon(h3_comm *c);
+/** For a caller that waits for something of its own which may hang on an exchange under way: fails
+ * when another rank did, and then nothing waits for it any more. To be called from time to time. */
+H3_NODISCARD h3_status h3_comm_watch(h3_comm *c);
 /** True when exchanges of `d` go on while it computes. */
 bool h3_comm_can_travel(const h3_comm *c, const h3_dev *d);
 

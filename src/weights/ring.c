@@ -26,6 +26,7 @@
 #include <time.h>
 
 #include "checkpoint.h"
+#include "comm.h"
 #include "file.h"
 #include "size.h"
 
@@ -297,12 +298,24 @@ static void send(h3_ring *r, slot *s, h3_load *l)
     if (is_now) fill_and_note(r, s);
 }
 
-static void wait_for(h3_ring *r, const slot *s)
+/* The thread may wait for the device, and the device for a rank that is gone: whoever waits for the
+ * thread listens to the others meanwhile. */
+static h3_status wait_for(h3_ring *r, const slot *s)
 {
+    h3_status st = H3_OK;
+
     pthread_mutex_lock(&r->lock);
-    while (s->is_queued)
-        pthread_cond_wait(&r->filled, &r->lock);
+    while (st == H3_OK && s->is_queued) {
+        struct timespec soon;
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_nsec += 20000000;
+        soon.tv_sec += soon.tv_nsec / 1000000000;
+        soon.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&r->filled, &r->lock, &soon);
+        if (s->is_queued) st = h3_comm_watch(r->dev->comm);
+    }
     pthread_mutex_unlock(&r->lock);
+    return st;
 }
 
 /* -------------------------------------------------------------------------------------- slots */
@@ -404,11 +417,11 @@ h3_status h3_ring_get(h3_ring *r, h3_load *l)
         s = free_slot(r, true);
         if (!s) s = one_more(r);
         if (!s) return h3_fail(H3_E_DEVICE, "%s: too many weights in use", r->dev->name);
-        wait_for(r, s); // filled for nothing, perhaps still on its way
+        H3_TRY(wait_for(r, s)); // filled for nothing, perhaps still on its way
         H3_TRY(make_slot(r, s));
         send(r, s, l);
     }
-    wait_for(r, s);
+    H3_TRY(wait_for(r, s));
     if (s->st != H3_OK) {
         s->load = NULL;
         return h3_fail(s->st, "%s", s->error);
@@ -441,9 +454,11 @@ void h3_ring_done(h3_ring *r, h3_load *l)
 
 static void finish_copies(h3_ring *r)
 {
+    if (h3_comm_size(r->dev->comm) > 1) (void)!h3_dev_sync(r->dev); // with an ear for the others
     for (int i = 0; i < r->n_slots; i++) {
         const slot *s = &r->slot[i];
-        wait_for(r, s);
+        while (wait_for(r, s) != H3_OK) // once: nobody is listened to after a failure
+            continue;
         if (r->has_queue && s->load)
             (void)!r->dev->await(r->dev, H3_QUEUE_HOST, s->copied); // nothing to do about it
     }

@@ -2,21 +2,29 @@
  * Ranks against one rank: whatever several processes compute together must be, bit for bit, what
  * one computes alone; and when one of them fails, all end with its words.
  *
- *   ranks SCENARIO [N [DEVICE]]      N processes started here, or those of mpirun
+ *   ranks SCENARIO [N [DEVICE [SEED]]]      N processes started here, or those of mpirun
  *
- * DEVICE is for "cancel", "nan", "killed", and for "near" and "spread": on GPUs products pick their
- * way by the number of rows, so the result of several ranks is near that of one. Each may be off by
- * the tolerance of the DiT's goldens, the two from each other by twice that.
+ * DEVICE is for "cancel", "nan", "killed", "anytime", and for "near" and "spread": on GPUs products
+ * pick their way by the number of rows, so the result of several ranks is near that of one. Each
+ * may be off by the tolerance of the DiT's goldens, the two from each other by twice that.
+ * "anytime" ends ranks at a moment that SEED picks, one or all, by a stop or by a kill.
  *
  * Every rank also runs the request alone and compares. Exit status 0, or 1 with a line for each
- * difference.
+ * difference. A rank that does not get from one stage to the next says where it stands, with the
+ * stack of each thread, and ends with status 3: H3_RANKS_PATIENCE seconds, 600 without.
+ * H3_RANKS_TRACE=1 shows all stages; H3_RANKS_LAYERS makes the model deeper.
  */
+#include <dirent.h>
+#include <execinfo.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "attention.h"
@@ -38,6 +46,116 @@ static void check(bool is_ok, const char *fmt, ...)
     vfprintf(stderr, fmt, ap);
     va_end(ap);
     fprintf(stderr, "\n");
+}
+
+/* -------------------------------------------------------------------------------- where we are */
+
+static volatile const char *stage = "start";
+static volatile int stage_step = -1;
+static unsigned patience = 600;
+static bool does_trace;
+static double begun;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* In a handler, so nothing but write. */
+static void write_text(const char *text)
+{
+    if (write(2, text, strlen(text)) < 0) return;
+}
+
+static void write_stack(const char *who)
+{
+    void *at[64];
+    char line[96];
+
+    snprintf(line, sizeof line, "rank %d: %s %ld\n", h3_comm_rank(comm), who, syscall(SYS_gettid));
+    write_text(line);
+    backtrace_symbols_fd(at, backtrace(at, 64), 2);
+}
+
+static void show_thread(int number)
+{
+    (void)number;
+    write_stack("thread");
+}
+
+/* Each thread shows its own stack; those that take no signals stay unseen. */
+static void show_threads(void)
+{
+    const struct timespec pause = {0, 100000000};
+    DIR *dir = opendir("/proc/self/task");
+    const struct dirent *e;
+
+    while (dir && (e = readdir(dir)) != NULL) {
+        const long id = atol(e->d_name);
+        if (id <= 0 || id == syscall(SYS_gettid)) continue;
+        syscall(SYS_tgkill, getpid(), id, SIGUSR2);
+        nanosleep(&pause, NULL);
+    }
+}
+
+/* Not for the thread that hangs to do: it may take no signals either. */
+static void *guard(void *unused)
+{
+    const struct timespec nap = {0, 200000000};
+    const volatile char *seen = NULL;
+    int seen_step = -1;
+    double since = now();
+
+    (void)unused;
+    for (;;) {
+        nanosleep(&nap, NULL);
+        if (seen != stage || seen_step != stage_step) {
+            seen = stage;
+            seen_step = stage_step;
+            since = now();
+        }
+        if (now() - since < patience) continue;
+        fprintf(stderr, "rank %d of %d: no progress for %u s at: %s", h3_comm_rank(comm),
+                h3_comm_size(comm), patience, (const char *)stage);
+        if (stage_step >= 0) fprintf(stderr, ", step %d is done", stage_step);
+        fprintf(stderr, "\n");
+        show_threads();
+        _exit(3);
+    }
+}
+
+static void at_step(const char *name, int step)
+{
+    stage_step = step;
+    stage = name;
+    if (!does_trace) return;
+    if (step >= 0)
+        fprintf(stderr, "rank %d %.3f s: %s %d\n", h3_comm_rank(comm), now() - begun, name, step);
+    else
+        fprintf(stderr, "rank %d %.3f s: %s\n", h3_comm_rank(comm), now() - begun, name);
+}
+
+static void at(const char *name)
+{
+    at_step(name, -1);
+}
+
+/* In every rank: threads do not survive a fork. */
+static void start_guard(void)
+{
+    const char *wish = getenv("H3_RANKS_PATIENCE");
+    struct sigaction a = {.sa_handler = show_thread, .sa_flags = SA_RESTART};
+    pthread_t thread;
+    void *some[1];
+
+    if (wish) patience = (unsigned)atoi(wish);
+    does_trace = getenv("H3_RANKS_TRACE") != NULL;
+    begun = now();
+    backtrace(some, 1); // loads what it needs now
+    sigaction(SIGUSR2, &a, NULL);
+    if (pthread_create(&thread, NULL, guard, NULL) == 0) pthread_detach(thread);
 }
 
 static void must(h3_status st, const char *what)
@@ -208,6 +326,7 @@ static h3_status after_step(void *user, const h3_sampler_step *s)
     keep(t, s->dev, s->audio);
     keep(t, s->dev, s->v_video);
     keep(t, s->dev, s->v_audio);
+    at_step("after step", s->step);
     if (s->step == t->stop_at) atomic_store(&t->flag->stop, true);
     if (s->step == t->die_at) kill(getpid(), SIGKILL);
     return H3_OK;
@@ -255,7 +374,9 @@ static h3_status run_request(h3_dit *m, const request *q, h3_dtype act, trace *t
                               .audio_rows = a,
                               .after_step = after_step,
                               .user = t};
+    at(q->name);
     st = h3_sampler_run(v_out, a_out, m, &in);
+    at(st == H3_OK ? "run is through" : "run has failed");
     if (st == H3_OK) {
         h3_tensor out = h3_tensor_1d(v_out, H3_F32, (l->n_video - l->n_condition_video) * VIDEO);
         keep(t, m->dev, out);
@@ -284,9 +405,12 @@ typedef struct model {
 
 static void open_model(model *z, const char *device, int heads)
 {
-    const h3_synth_opts o = {.is_tiny = true, .layers = 3, .seed = 3, .heads = heads};
+    const char *wish = getenv("H3_RANKS_LAYERS");
+    const h3_synth_opts o = {
+        .is_tiny = true, .layers = wish ? atoi(wish) : 3, .seed = 3, .heads = heads};
     char dir[] = "/tmp/h3av-ranks-XXXXXX", path[64];
 
+    at("opening the model");
     memset(z, 0, sizeof *z);
     if (!mkdtemp(dir)) exit(1);
     snprintf(path, sizeof path, "%s/dit.safetensors", dir);
@@ -301,16 +425,20 @@ static void open_model(model *z, const char *device, int heads)
 
 static void close_model(model *z)
 {
+    at("leaving the ranks");
     h3_comm_detach(comm, z->d);
+    at("closing the model");
     h3_dit_close(&z->m);
     h3_ckpt_close(&z->ck);
     h3_dev_close(&z->d);
+    at("the model is closed");
 }
 
 static bool does_spread;
 
 static void join(model *z)
 {
+    at("joining the ranks");
     must(h3_comm_attach(comm, z->d), "attach");
     z->d->spreads_weights = does_spread;
     if (comm) comm->cancel = &z->cancel;
@@ -318,6 +446,7 @@ static void join(model *z)
 
 /* The device of the command line; GPUs are shared out. */
 static const char *near_device = "cpu";
+static unsigned seed; // of "anytime"
 
 static const char *device_of_rank(void)
 {
@@ -519,6 +648,60 @@ static int killed(void)
     return 0;
 }
 
+/* A stop or a kill at a moment of its own. */
+typedef struct fate {
+    double after; // seconds
+    bool is_kill;
+    h3_cancel_flag *flag;
+} fate;
+
+static void *meet(void *user)
+{
+    const fate *f = user;
+    const struct timespec nap = {(time_t)f->after, (long)(fmod(f->after, 1) * 1e9)};
+
+    nanosleep(&nap, NULL);
+    if (f->is_kill) kill(getpid(), SIGKILL);
+    atomic_store(&f->flag->stop, true);
+    return NULL;
+}
+
+/* Wherever ranks are in a run when one or all of them are asked to stop, or one is killed, all end,
+ * and with one voice. The first run goes through; it tells how long one takes. */
+static int anytime(void)
+{
+    const bool is_last = h3_comm_rank(comm) == h3_comm_size(comm) - 1;
+    const bool is_first = h3_comm_rank(comm) == 0;
+    const unsigned kind = seed % 4; // the last one stops, all do, the first one does, the last dies
+    const bool is_kill = kind == 3, has_fate = kind == 1 || (kind == 2 ? is_first : is_last);
+    const double part = (double)(mix(seed, 11, 3) >> 8) * 0x1p-24;
+    pthread_t thread;
+    model z;
+    trace t;
+    h3_status st;
+
+    open_model(&z, device_of_rank(), 4 * h3_comm_size(comm));
+    t = quiet(&z.cancel);
+    join(&z);
+    for (int i = 0; i < 2; i++) {
+        const double t0 = now();
+        must(h3_comm_agree(comm, run_request(z.m, &requests[4], H3_F32, &t, false)), "a whole run");
+        if (i == 0 && seed % 8 < 4) continue; // else buffers of the second run are new ones
+        fate f = {.after = part * (now() - t0), .is_kill = is_kill, .flag = &z.cancel};
+        if (has_fate && pthread_create(&thread, NULL, meet, &f) != 0) exit(1);
+        st = run_request(z.m, &requests[i ? 4 : 3], H3_F32, &t, false);
+        at("agreeing");
+        st = h3_comm_agree(comm, st);
+        check(st == H3_OK || (is_kill ? st == H3_E_INTERNAL : st == H3_E_CANCELLED),
+              "anytime %u: %d %s", seed, (int)st, h3_error());
+        if (has_fate) pthread_join(thread, NULL);
+        break;
+    }
+    free(t.at);
+    close_model(&z);
+    return 0;
+}
+
 /* Fails before the others get to their first exchange: all have that rank's words. */
 static int early(void)
 {
@@ -545,22 +728,27 @@ int main(int argc, char **argv)
         int (*run)(void);
     } scenarios[] = {{"exchanges", exchanges}, {"same", same},     {"spread", spread},
                      {"near", near_one_rank},  {"heads", heads},   {"cancel", cancel},
-                     {"nan", nan_row},         {"killed", killed}, {"early", early}};
+                     {"nan", nan_row},         {"killed", killed}, {"early", early},
+                     {"anytime", anytime}};
     int rank, size, n_bad = 0;
 
     h3_comm_launched(&rank, &size);
     if (argc > 3) near_device = argv[3];
     must(size > 1 ? h3_comm_join(&comm) : h3_comm_fork(&comm, argc > 2 ? atoi(argv[2]) : 2),
          "start");
+    if (argc > 4) seed = (unsigned)atoi(argv[4]);
+    start_guard();
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
         if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
             scenarios[i].run();
             n_bad = -1;
         }
     if (n_bad == 0) {
-        fprintf(stderr, "usage: ranks SCENARIO [N]\n");
+        fprintf(stderr, "usage: ranks SCENARIO [N [DEVICE [SEED]]]\n");
         return 2;
     }
+    at("waiting for the other ranks' processes");
     h3_comm_close(&comm);
+    at("the end");
     return n_failed ? 1 : 0;
 }

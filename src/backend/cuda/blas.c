@@ -317,6 +317,7 @@ static h3_status measure(h3_dev *d, const call *c, const h3_mm *mm,
 {
     float ms[CANDIDATES];
 
+    H3_TRY(h3_cuda_wait(d));
     H3_TRY(time_one(d, c, mm, &r[0], 2, &ms[0])); // the first launch loads code
     for (int i = 0; i < n; i++)
         H3_TRY(time_one(d, c, mm, &r[i], 2, &ms[i]));

@@ -136,6 +136,9 @@ h3_status h3_cuda_grow(h3_dev *d, h3_cuda_buffer *b, size_t bytes);
 
 h3_status h3_cuda_alloc(h3_dev *d, void **out, size_t bytes);
 void h3_cuda_dealloc(h3_dev *d, void *p);
+/** Until the device has done all that it was given. Where ranks work together their links take
+ * part: a wait of the stream alone would not end when one of them is gone. */
+h3_status h3_cuda_wait(h3_dev *d);
 h3_status h3_cuda_upload(h3_dev *d, void *dst, const void *src, size_t bytes);
 
 /** A tensor as kernels take it. Outer axes that lie evenly are merged. */

@@ -98,12 +98,31 @@ h3_status h3_cuda_alloc(h3_dev *d, void **out, size_t bytes)
     return H3_OK;
 }
 
+h3_status h3_cuda_wait(h3_dev *d)
+{
+    if (d->sync) return d->sync(d);
+    H3_CUDA_TRY(cudaStreamSynchronize(d->backend->stream));
+    return H3_OK;
+}
+
+/* cudaFree waits for all that the device was given, other ranks' part in it included. Whatever is
+ * heard of them here, the caller's sentence stays. */
+static void wait_before_free(h3_dev *d)
+{
+    char said[1024];
+
+    if (!d->comm) return;
+    snprintf(said, sizeof said, "%s", h3_error());
+    if (h3_cuda_wait(d) != H3_OK) h3_fail_note("%s", said);
+}
+
 void h3_cuda_dealloc(h3_dev *d, void *p)
 {
     h3_cuda_blocks *t = &d->backend->blocks;
     const int i = find_block(t, p);
 
     if (!p) return;
+    wait_before_free(d);
     if (i < t->n && t->at[i].p == p) {
         d->backend->allocated -= t->at[i].bytes;
         t->n--;

@@ -1,4 +1,5 @@
-/** Row-wise entries: tensors turned into what the kernels of rows.cu, norms.cu, heads.cu and conv.cu take. */
+/** Row-wise entries: tensors turned into what the kernels of rows.cu, norms.cu, heads.cu and
+ * conv.cu take. */
 #include <string.h>
 
 #include "cuda.h"
@@ -360,7 +361,7 @@ static h3_status cuda_check_finite(h3_dev *d, h3_tensor x, int *bad)
     (void)cudaGetLastError();
     *b->flag = 0;
     H3_LAUNCH(d, h3_k_finite(b->stream, VIEW(x), b->flag));
-    H3_CUDA_TRY(cudaStreamSynchronize(b->stream));
+    H3_TRY(h3_cuda_wait(d));
     if (*(volatile int *)b->flag) *bad = 1;
     return H3_OK;
 }

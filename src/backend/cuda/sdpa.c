@@ -390,6 +390,7 @@ static h3_status choose(h3_dev *d, plan *p, void *const *io)
     h3_status st = H3_OK;
 
     H3_TRY(h3_cuda_not_recording(d, "the choice of an attention"));
+    H3_TRY(h3_cuda_wait(d));
     H3_CUDA_TRY(cudaEventCreate(&from));
     H3_CUDA_TRY(cudaEventCreate(&to));
     for (int i = 0; i < p->n_exec; i++)

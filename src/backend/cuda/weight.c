@@ -421,7 +421,7 @@ h3_status h3_cuda_bias(h3_dev *d, const h3_weight *w, h3_dtype t, bool may_round
         k->is_bias_known[t] = true;
         *b->flag = 0;
         H3_LAUNCH(d, h3_k_survives(b->stream, b->flag, w->bias.data, w->rows, (uint8_t)t));
-        H3_CUDA_TRY(cudaStreamSynchronize(b->stream));
+        H3_TRY(h3_cuda_wait(d));
         if (may_round || !*(volatile int *)b->flag) {
             H3_TRY(take(d, k, &copy, (size_t)w->rows * 2));
             H3_LAUNCH(d, h3_k_convert(b->stream, copy, (uint8_t)t, w->bias.data, H3_F32, w->rows));

@@ -6,15 +6,37 @@
  * A kernel of NCCL waits on the GPU for its peer, and a host that waits for the stream would wait
  * for ever when the peer is gone. So an event follows every exchange, and before the host blocks on
  * the device (sync, download, upload) it polls that event and the notes in turns; a failure aborts
- * the communicator, which ends the kernel.
+ * the communicator, which ends the kernel. The same happens before an exchange that would leave too
+ * many of them under way: a GPU takes about a thousand launches, and a host that waits for a place
+ * among them hears nothing.
+ *
+ * ncclCommAbort returns when the other ranks have let go of what they share with this one (2.28:
+ * the service thread lives until its last peer is gone), and they hear of the failure from us. So a
+ * thread of its own calls it, and only closing waits for that.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "comm.h"
+
+/* Exchanges that the device waits for as soon as they are enqueued are each followed by work of a
+ * layer or of a batch of tiles. */
+enum { AHEAD = 2 };
+
+/* Seconds that closing waits for the other ranks after a failure. */
+enum { PATIENCE = 20 };
+
+/* A communicator on its end. */
+typedef struct ending {
+    ncclComm_t comm;
+    int device;
+    atomic_bool is_done;
+} ending;
 
 typedef struct nccl_link {
     ncclComm_t comm;
@@ -23,6 +45,8 @@ typedef struct nccl_link {
     cudaEvent_t through[H3_COMM_TRAVELS]; // behind each exchange, round and round
     int next, last;                       // of `through`
     bool is_pending, is_dead;
+    ending *end; // from is_dead on
+    pthread_t ender;
     h3_dev *d; // whose three calls below are ours while we are attached; NULL: not yet
     h3_status (*upload)(h3_dev *d, void *dst, const void *src, size_t bytes);
     h3_status (*download)(h3_dev *d, void *dst, const void *src, size_t bytes);
@@ -65,19 +89,53 @@ static void rest(int turn)
     if (turn > 2000) nanosleep(&t, NULL);
 }
 
-static h3_status give_up(nccl_link *l, h3_status st)
+static void *end_comm(void *user)
 {
-    if (!l->is_dead) ncclCommAbort(l->comm);
+    ending *e = user;
+
+    cudaSetDevice(e->device); // not the first one, which is another rank's
+    ncclCommAbort(e->comm);
+    atomic_store(&e->is_done, true);
+    return NULL;
+}
+
+/* Nothing of the communicator is touched from here on. */
+static void give_up(nccl_link *l)
+{
+    if (l->is_dead || !l->comm) return;
     l->is_dead = true;
     l->is_pending = false;
-    return st;
+    l->end = calloc(1, sizeof *l->end);
+    if (!l->end) return; // the device may hang, which is one of several ways to be out of memory
+    l->end->comm = l->comm;
+    cudaGetDevice(&l->end->device);
+    if (pthread_create(&l->ender, NULL, end_comm, l->end) == 0) return;
+    free(l->end);
+    l->end = NULL;
+    ncclCommAbort(l->comm);
 }
 
 static void cut(h3_comm *c)
 {
-    nccl_link *l = c->device_state;
+    give_up(c->device_state);
+}
 
-    (void)give_up(l, H3_OK);
+/* Should another rank not get to its end, or not have been told yet, ours is left to the end of the
+ * process. */
+static void wait_for_end(nccl_link *l, double patience)
+{
+    const struct timespec nap = {0, 1000000};
+    const double t0 = now();
+
+    if (!l->end) return;
+    while (!atomic_load(&l->end->is_done) && now() - t0 < patience)
+        nanosleep(&nap, NULL);
+    if (!atomic_load(&l->end->is_done)) {
+        pthread_detach(l->ender);
+        return;
+    }
+    pthread_join(l->ender, NULL);
+    free(l->end);
 }
 
 /* The communicator works without blocking; this waits for what it was asked. */
@@ -87,9 +145,20 @@ static h3_status settle(h3_comm *c, nccl_link *l)
         ncclResult_t state = ncclSuccess;
         NCCL_TRY(ncclCommGetAsyncError(l->comm, &state));
         if (state == ncclSuccess) return H3_OK;
-        if (state != ncclInProgress) return give_up(l, failed(state, "between ranks"));
-        const h3_status st = h3_comm_heard(c);
-        if (st != H3_OK) return give_up(l, st);
+        if (state != ncclInProgress) return failed(state, "between ranks");
+        H3_TRY(h3_comm_heard(c));
+        rest(turn);
+    }
+}
+
+/* Until the exchange in that place is through, or a rank failed. */
+static h3_status await_slot(h3_comm *c, nccl_link *l, int slot)
+{
+    for (int turn = 0;; turn++) {
+        const cudaError_t e = cudaEventQuery(l->through[slot]);
+        if (e == cudaSuccess) return H3_OK;
+        if (e != cudaErrorNotReady) return cuda_failed(e, "an exchange");
+        H3_TRY(h3_comm_heard(c));
         rest(turn);
     }
 }
@@ -97,23 +166,18 @@ static h3_status settle(h3_comm *c, nccl_link *l)
 /* Until the last exchange is through. */
 static h3_status wait_last(h3_dev *d)
 {
-    nccl_link *l = d->comm->device_state;
+    h3_comm *c = d->comm;
+    nccl_link *l = c->device_state;
+    h3_status st;
 
-    for (int turn = 0; l->is_pending; turn++) {
-        const cudaError_t e = cudaEventQuery(l->through[l->last]);
-        if (e == cudaSuccess) {
-            l->is_pending = false;
-            return settle(d->comm, l);
-        }
-        if (e != cudaErrorNotReady) return give_up(l, cuda_failed(e, "an exchange"));
-        const h3_status st = h3_comm_heard(d->comm);
-        if (st != H3_OK) {
-            d->comm->is_broken = true;
-            return give_up(l, st);
-        }
-        rest(turn);
-    }
-    return H3_OK;
+    if (!l->is_pending) return H3_OK;
+    st = await_slot(c, l, l->last);
+    if (st == H3_OK) st = settle(c, l);
+    l->is_pending = false;
+    if (st == H3_OK) return H3_OK;
+    c->is_broken = true;
+    c->link.cut(c); // of all fillings
+    return st;
 }
 
 static h3_status sync_after(h3_dev *d)
@@ -156,6 +220,7 @@ static h3_status launch(h3_comm *c, h3_dev *d, const h3_message *send, int n_sen
 
     H3_TRY(h3_comm_heard(c));
     if (n_send + n_recv == 0) return H3_OK;
+    H3_TRY(await_slot(c, l, l->next));
     CUDA_TRY(cudaEventRecord(l->ready, d->stream));
     CUDA_TRY(cudaStreamWaitEvent(l->side, l->ready, 0));
     H3_TRY(enqueue(l, l->side, send, n_send, recv, n_recv));
@@ -172,7 +237,6 @@ static h3_status launch(h3_comm *c, h3_dev *d, const h3_message *send, int n_sen
 static h3_status begin_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                           const h3_message *recv, int n_recv, h3_travel *t)
 {
-    nccl_link *l = c->device_state;
     const double t0 = d->is_timing ? (H3_OK == sync_after(d) ? now() : 0) : 0;
     h3_status st = launch(c, d, send, n_send, recv, n_recv, t);
 
@@ -180,9 +244,7 @@ static h3_status begin_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_s
         st = wait_last(d);
         c->seconds += now() - t0;
     }
-    if (st == H3_OK) return H3_OK;
-    c->is_broken = true;
-    return give_up(l, st);
+    return st;
 }
 
 static h3_status finish_on(h3_comm *c, h3_dev *d, h3_travel *t)
@@ -197,8 +259,10 @@ static h3_status finish_on(h3_comm *c, h3_dev *d, h3_travel *t)
 static h3_status exchange_on(h3_comm *c, h3_dev *d, const h3_message *send, int n_send,
                              const h3_message *recv, int n_recv)
 {
+    nccl_link *l = c->device_state;
     h3_travel t = {0};
 
+    H3_TRY(await_slot(c, l, (l->next + H3_COMM_TRAVELS - AHEAD) % H3_COMM_TRAVELS));
     H3_TRY(begin_on(c, d, send, n_send, recv, n_recv, &t));
     return t.slot ? finish_on(c, d, &t) : H3_OK;
 }
@@ -210,12 +274,11 @@ static void detach(h3_comm *c)
     if (!l) return;
     if (l->d && !l->is_dead && !c->is_broken && !c->is_over && l->d->comm == c)
         (void)!wait_last(l->d); // what was fetched ahead and is not needed
-    if (l->comm && !l->is_dead) {
-        if (c->is_broken || c->is_over)
-            ncclCommAbort(l->comm);
-        else
-            ncclCommDestroy(l->comm);
-    }
+    if (c->is_broken || c->is_over)
+        give_up(l);
+    else if (l->comm && !l->is_dead)
+        ncclCommDestroy(l->comm);
+    wait_for_end(l, c->is_over ? PATIENCE : 0);
     if (l->ready) cudaEventDestroy(l->ready);
     for (int i = 0; i < H3_COMM_TRAVELS; i++)
         if (l->through[i]) cudaEventDestroy(l->through[i]);

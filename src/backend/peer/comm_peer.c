@@ -16,7 +16,12 @@
  *
  * A GPU that waits for a rank that is gone would wait for ever. So before the host blocks on the
  * device it polls an event and the notes in turns, and a failure lets all waits pass: what they
- * guarded is not used any more.
+ * guarded is not used any more. Before a put that would leave too many of them under way it does
+ * the same: a GPU takes about a thousand launches, and a host that waits for a place among them
+ * hears nothing.
+ *
+ * Streams share a few channels of the GPU, and one that waits holds up those behind it. What lets
+ * waits pass has another priority, which no other stream has, so that it shares no channel.
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -90,25 +95,63 @@ static CUdeviceptr flag_at(uint32_t *flags, int rank, int which)
 
 /* ------------------------------------------------------------------------- waiting on the host */
 
-/* Lets every wait of our GPU pass, now and later: a number above all that will be waited for. */
-static h3_status give_up(h3_comm *c, h3_status st)
+/* Seconds that a GPU may take, after a failure, for what it was given before. */
+enum { PATIENCE = 60 };
+
+/* Above all that will be waited for, as the comparison of stream memory operations goes. */
+static const uint32_t PASS = 0x6f6f6f6f;
+
+static bool is_through(const h3_comm *c, const peer_link *l)
+{
+    bool is = !l->d || cudaStreamQuery(l->d->stream) != cudaErrorNotReady;
+
+    for (int r = 0; is && r < c->size; r++)
+        if (l->side[r]) is = cudaStreamQuery(l->side[r]) != cudaErrorNotReady;
+    return is;
+}
+
+/* Lets every wait of our GPU pass, until all that it was given is through. Again and again: ranks
+ * that go on for a while set their flags behind us. */
+static void pass_all(h3_comm *c, peer_link *l)
+{
+    const struct timespec nap = {0, 200000};
+    const double t0 = now();
+
+    while (!is_through(c, l) && now() - t0 < PATIENCE) {
+        for (int r = 0; r < c->size; r++)
+            for (int k = 0; r != c->rank && k < N_FLAGS; k++)
+                if (l->write(l->rescue, flag_at(l->flags, r, k), PASS, 0) != CUDA_SUCCESS) return;
+        do
+            nanosleep(&nap, NULL);
+        while (cudaStreamQuery(l->rescue) == cudaErrorNotReady && now() - t0 < PATIENCE);
+    }
+    (void)cudaGetLastError();
+}
+
+static void give_up(h3_comm *c)
 {
     peer_link *l = link_of(c);
 
     c->is_broken = true;
-    if (!l->is_dead && l->flags && l->rescue)
-        cudaMemsetAsync(l->flags, 0x6f, (size_t)c->size * N_FLAGS * sizeof *l->flags, l->rescue);
+    if (l->is_dead) return;
     l->is_dead = true;
     l->is_pending = false;
-    return st;
+    if (l->cut) l->cut(c); // kernels of the filling below wait for others, and our GPU for them
+    if (l->write && l->flags && l->rescue) pass_all(c, l);
 }
 
-static void cut(h3_comm *c)
+/* Until that event is reached, or a rank failed. */
+static h3_status await_event(h3_comm *c, cudaEvent_t event)
 {
-    peer_link *l = link_of(c);
+    const struct timespec nap = {0, 20000};
 
-    (void)give_up(c, H3_OK);
-    if (l->cut) l->cut(c);
+    for (int turn = 0;; turn++) {
+        const cudaError_t e = cudaEventQuery(event);
+        if (e == cudaSuccess) return H3_OK;
+        if (e != cudaErrorNotReady) return cuda_failed(e, "an exchange");
+        if (turn % 16 == 15) H3_TRY(h3_comm_heard(c));
+        if (turn > 2000) nanosleep(&nap, NULL);
+    }
 }
 
 /* Until all that the device was given so far is through, or a rank failed. */
@@ -116,24 +159,14 @@ static h3_status calm(h3_dev *d)
 {
     h3_comm *c = d->comm;
     peer_link *l = link_of(c);
-    const struct timespec nap = {0, 20000};
+    h3_status st;
 
     if (!l->is_pending) return H3_OK;
     CUDA_TRY(cudaEventRecord(l->pulse, d->stream));
-    for (int turn = 0;; turn++) {
-        const cudaError_t e = cudaEventQuery(l->pulse);
-        if (e == cudaSuccess) break;
-        h3_status st = H3_OK;
-        if (e != cudaErrorNotReady) st = cuda_failed(e, "an exchange");
-        if (st == H3_OK && turn % 16 == 15) st = h3_comm_heard(c);
-        if (st != H3_OK) {
-            cut(c);
-            return st;
-        }
-        if (turn > 2000) nanosleep(&nap, NULL);
-    }
+    st = await_event(c, l->pulse);
     l->is_pending = false;
-    return H3_OK;
+    if (st != H3_OK) give_up(c);
+    return st;
 }
 
 static h3_status sync_after(h3_dev *d)
@@ -202,8 +235,11 @@ static h3_status drop_window(h3_comm *c, h3_dev *d)
 
     if (!l->window) return H3_OK;
     H3_TRY(sync_after(d));
-    for (int r = 0; r < c->size; r++)
-        if (r != c->rank) CUDA_TRY(cudaStreamSynchronize(l->side[r]));
+    for (int r = 0; r < c->size; r++) {
+        if (r == c->rank) continue;
+        CUDA_TRY(cudaEventRecord(l->pulse, l->side[r]));
+        H3_TRY(await_event(c, l->pulse));
+    }
     H3_TRY(h3_comm_barrier(c)); // theirs are through, too
     close_all(c, (void **)l->there);
     H3_TRY(h3_comm_barrier(c));
@@ -264,6 +300,8 @@ static h3_status put_all(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_tr
     const int slot = (int)(++l->number % H3_COMM_TRAVELS);
 
     H3_TRY(h3_comm_heard(c));
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank) H3_TRY(await_event(c, l->through[r][slot])); // of the last time round
     CUDA_TRY(cudaEventRecord(l->ready, d->stream));
     l->is_pending = true;
     for (int i = 1; i < c->size; i++)
@@ -298,7 +336,7 @@ static h3_status put(h3_comm *c, h3_dev *d, const h3_put *list, int n, h3_travel
         if (st == H3_OK) st = sync_after(d);
         c->seconds += now() - t0;
     }
-    return st == H3_OK ? H3_OK : give_up(c, st);
+    return st;
 }
 
 /* ------------------------------------------------------------------------------------- opening */
@@ -308,9 +346,8 @@ static void detach(h3_comm *c)
     peer_link *l = link_of(c);
     const bool is_well = !c->is_broken && !c->is_over && !l->is_dead;
 
-    if (!is_well) (void)give_up(c, H3_OK);
+    if (!is_well && l->d) give_up(c);
     if (l->d && is_well && drop_window(c, l->d) != H3_OK) c->is_broken = true;
-    if (l->d && l->window) l->d->dealloc(l->d, l->window); // after a failure nobody is asked
     for (int r = 0; r < c->size; r++) {
         if (l->side[r]) cudaStreamSynchronize(l->side[r]);
         if (l->side[r]) cudaStreamDestroy(l->side[r]);
@@ -329,7 +366,8 @@ static void detach(h3_comm *c)
         l->d->download = l->download;
         l->d->sync = l->sync;
     }
-    if (l->flags) cudaFree(l->flags);
+    /* After a failure others may not be through yet: what they write to stays as long as we do. */
+    if (l->flags && (!l->d || !c->is_broken)) cudaFree(l->flags);
     snprintf(c->name, sizeof c->name, "%s", l->name);
     c->link.window = l->below.window;
     c->link.put = l->below.put;
@@ -356,12 +394,16 @@ static h3_status find_calls(peer_link *l)
 static h3_status make_streams(h3_comm *c, peer_link *l)
 {
     const size_t bytes = (size_t)c->size * N_FLAGS * sizeof *l->flags;
+    int least = 0, most = 0;
 
     H3_TRY(find_calls(l));
     CUDA_TRY(cudaMalloc((void **)&l->flags, h3_align_up(bytes, BLOCK)));
     CUDA_TRY(cudaMemset(l->flags, 0, bytes));
     CUDA_TRY(cudaDeviceSynchronize());
-    CUDA_TRY(cudaStreamCreateWithFlags(&l->rescue, cudaStreamNonBlocking));
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most));
+    /* The first in line is NCCL's. */
+    CUDA_TRY(cudaStreamCreateWithPriority(&l->rescue, cudaStreamNonBlocking,
+                                          most + 1 < least ? most + 1 : most));
     CUDA_TRY(cudaEventCreateWithFlags(&l->ready, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&l->pulse, cudaEventDisableTiming));
     for (int r = 0; r < c->size; r++) {
@@ -426,7 +468,7 @@ h3_status h3_peer_attach(h3_comm *c, h3_dev *d)
     c->link.window = window;
     c->link.put = put;
     c->link.finish_put = finish_put;
-    c->link.cut = cut;
+    c->link.cut = give_up;
     c->link.detach = detach;
     snprintf(c->name, sizeof c->name, "%.15s + peer", l->name);
     return H3_OK;
