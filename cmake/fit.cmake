@@ -13,6 +13,12 @@ if(TARGET h3 AND CMOCKA_FOUND)
     whole_test(resume)
     target_link_options(h3av-resume PRIVATE -Wl,--wrap=avcodec_send_frame)
     whole_test(keep)
+    # The example as a stranger builds it: the library and its header.
+    add_executable(h3av-example-frames examples/frames.c)
+    target_link_libraries(h3av-example-frames PRIVATE h3)
+    whole_test(frames)
+    set_tests_properties(frames PROPERTIES ENVIRONMENT
+                         "OMP_WAIT_POLICY=passive;H3_EXAMPLE_FRAMES=$<TARGET_FILE:h3av-example-frames>")
     target_link_options(h3av-keep PRIVATE -Wl,--wrap=h3_file_map -Wl,--wrap=h3_poison_check
                         -Wl,--wrap=h3_bind -Wl,--wrap=h3_dit_modulate)
 endif()

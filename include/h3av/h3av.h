@@ -147,6 +147,27 @@ typedef struct h3_event h3_event;
  */
 typedef void (*h3_event_fn)(void *user, const h3_event *ev);
 
+/** A decoded frame. It is the decoder's own memory: copy what is needed after the call. */
+typedef struct h3_frame {
+    int64_t index, count; ///< frame 0, 1, ... of `count`; each once, in order
+    int width, height;
+    size_t stride;      ///< bytes from one row to the next
+    const uint8_t *rgb; ///< [height, stride]: rows of `width` pixels, R, G, B bytes
+} h3_frame;
+
+/** Decoded sound: 32000 samples a second, both channels. Nothing is clipped: a peak may lie a
+ *  little above 1. */
+typedef struct h3_sound_part {
+    int64_t first, n, count;   ///< samples [first, first + n) of `count`, in order without a gap
+    const float *left, *right; ///< [n] each
+} h3_sound_part;
+
+/** Called on the thread that runs the request, on rank 0 alone. Returns whether to go on: false
+ *  ends the request with H3_E_CANCELLED and leaves no output. Must not call back into the engine
+ *  except h3_cancel. */
+typedef bool (*h3_frame_fn)(void *user, const h3_frame *f);
+typedef bool (*h3_sound_fn)(void *user, const h3_sound_part *s);
+
 typedef struct h3_request {
     const char *prompt; ///< UTF-8, verbatim
     const char *task;   ///< "auto" (NULL), "t2va", "fl2va", "ref2va"
@@ -167,26 +188,29 @@ typedef struct h3_request {
     const char *fit; ///< keyframes on the canvas: "reference" (NULL), "stretch", "cover", "pad"
     const h3_input *refs; ///< in order
     int n_refs;
-    /* output: at least one */
+    /* output: at least one file or callback */
     const char *out_path;      ///< MP4
     const char *frames_dir;    ///< folder of pictures
     const char *frames_format; ///< "png" (default), "ppm"
     const char *wav_path;
-    const char *codec; ///< "auto", "libx264", "libopenh264"
+    h3_frame_fn on_frame; ///< frames as they are decoded, beside files or instead of them
+    h3_sound_fn on_sound; ///< the sound, all of it before the first frame
+    const char *codec;    ///< "auto", "libx264", "libopenh264"
     const char *preset;
     int crf;
     bool has_metadata; ///< prompt, seed and settings in the file
     /* never lose a run */
-    const char *latents_path;    ///< where latents are saved before decoding; NULL: "<out>.latents"
-    bool keep_latents;           ///< keep them after success
-    bool save_latents;           ///< default true
+    const char *latents_path; ///< where latents are saved before decoding; NULL: "<out>.latents",
+                              ///< nowhere when no file is written
+    bool keep_latents;        ///< keep them after success
+    bool save_latents;        ///< default true
     const char *checkpoint_path; ///< NULL: "<out>.checkpoint"
     int checkpoint_every;        ///< steps; 0: never
     const char *resume_path;     ///< continue from a checkpoint
     bool lift_limits;            ///< accept any size and length the networks can take (tests)
     int canvas_short_edge, canvas_max_pixels, reference_short_edge; ///< 0: 768, 1032192, 2048
     h3_event_fn on_event;
-    void *user;
+    void *user;        ///< of all callbacks
     bool has_previews; ///< steps bring a rough picture now and then
 } h3_request;
 

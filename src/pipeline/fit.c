@@ -448,7 +448,7 @@ static h3_status plan_sound(planner *k)
         add(p, H3_FIT_HOST, "sound", floats(2, j->plan->n_samples, 1, 1));
         if (k->is_host)
             add(p, H3_FIT_HOST, "convolution lists", convolution_lists(part->ck, j->plan->n_audio));
-        if (j->rq->save_latents) add(p, H3_FIT_DISK, "latents", latent_bytes(j->plan));
+        if (h3_output_saves_latents(j->rq)) add(p, H3_FIT_DISK, "latents", latent_bytes(j->plan));
         add_part(k, p, part->ck, CONVOLUTIONS);
         add_weights(p, part->ck, "audio decoder", "*");
         p->ring = p->sum[H3_FIT_MAPPED];
@@ -464,7 +464,7 @@ static void add_outputs(h3_fit_phase *p, const h3_job *j)
     const size_t pixels = (size_t)plan->canvas.width * (size_t)plan->canvas.height;
     const size_t all = pixels * (size_t)plan->n_frames;
 
-    if (j->rq->save_latents) add(p, H3_FIT_DISK, "latents", latent_bytes(plan));
+    if (h3_output_saves_latents(j->rq)) add(p, H3_FIT_DISK, "latents", latent_bytes(plan));
     if (j->rq->out_path) add(p, H3_FIT_DISK, "MP4, about", all / 16);
     if (j->rq->frames_dir) add(p, H3_FIT_DISK, "frames, at most", 3 * all);
     if (j->rq->wav_path) add(p, H3_FIT_DISK, "WAV", floats(2, plan->n_samples, 1, 1));
@@ -494,7 +494,7 @@ static h3_status plan_decode(planner *k)
     h3_status st;
 
     *p = begin(k, H3_FIT_DECODE);
-    p->is_used = j->rq->out_path || j->rq->frames_dir;
+    p->is_used = h3_output_has_picture(j->rq);
     st = open_part(k, &part, H3_PART_PICTURE, (h3_part_how){0});
     if (st == H3_OK)
         opts = h3_engine_decode_opts(j->e, k->plan, part->net.video, plan->latent.t, plan->latent.h,
@@ -608,10 +608,7 @@ h3_status h3_fit_plan(h3_fit_table *out, const h3_job *j)
 #ifdef __GLIBC__
     malloc_trim(0); // what planning took and gave back is free, not held
 #endif
-    out->room = h3_fit_room_now(rq->out_path     ? rq->out_path
-                                : rq->frames_dir ? rq->frames_dir
-                                                 : rq->wav_path,
-                                e->ram_limit);
+    out->room = h3_fit_room_now(h3_output_base(rq), e->ram_limit);
     out->ranks = h3_comm_size(e->comm);
     if (out->ranks > 1) out->room.ram_free /= (size_t)e->comm->n_local; // all take as much
     if (st == H3_OK && e->dev->memory) {

@@ -440,7 +440,7 @@ h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
     h3_status st;
 
     *json = NULL;
-    if (!rq->out_path && !rq->frames_dir && !rq->wav_path) with_file.out_path = "h3av.mp4";
+    if (!h3_output_base(rq) && !rq->on_frame && !rq->on_sound) with_file.out_path = "h3av.mp4";
     st = e ? plan_job(e, &with_file, &o) : plan_request(rq, &o);
     if (st != H3_OK) return st;
     *json = json_dumps(o, JSON_INDENT(2));

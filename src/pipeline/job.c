@@ -61,7 +61,9 @@ static h3_status take_frames(void *user, int64_t first, h3_tensor frames)
 
     (void)first;
     h3_tap(u->j->e->dev, frames, "frames.%lld", (long long)first);
-    return h3_output_frames(u->out, frames.data, frames.ne[0]);
+    H3_TRY(h3_output_frames(u->out, frames.data, frames.ne[0]));
+    if (!h3_is_cancelled(&u->j->e->cancel)) return H3_OK; // a callback may have asked
+    return h3_fail(H3_E_CANCELLED, "stopped on request");
 }
 
 static void tile_done(void *user, int64_t done, int64_t total)
@@ -148,7 +150,7 @@ static void warn_picture(h3_job *j, const h3_output *out)
 /* What another rank does of the decoding: tiles. */
 static h3_status help_decode(h3_job *j)
 {
-    if (!j->rq->out_path && !j->rq->frames_dir) return H3_OK;
+    if (!h3_output_has_picture(j->rq)) return H3_OK;
     h3_job_turn(j, H3_FIT_DECODE);
     return decode_picture(j, NULL);
 }
@@ -178,7 +180,7 @@ h3_status h3_job_decode(h3_job *j)
                         list_meta(meta, j->latents.meta));
     if (st != H3_OK) goto done;
     st = h3_output_sound(&out, pcm, n);
-    if (st == H3_OK && (j->rq->out_path || j->rq->frames_dir)) st = decode_picture(j, &out);
+    if (st == H3_OK && h3_output_has_picture(j->rq)) st = decode_picture(j, &out);
     if (st == H3_OK) h3_job_phase_end(j);
     if (st == H3_OK) h3_job_turn(j, H3_FIT_MUX);
     if (st == H3_OK) h3_job_phase(j, "mux", 1.0, 1.0);
@@ -238,13 +240,15 @@ static void tell_plan(h3_job *j)
         h3_job_say(j, H3_EVENT_WARNING, "%s", p->warnings[i].text);
 }
 
-/* "<output>.latents" beside the output, unless the caller names it. */
+/* "<output>.latents" beside the output, unless the caller names it; NULL where nothing has a name.
+ */
 static char *beside_output(const h3_request *rq, const char *given, const char *suffix)
 {
-    const char *base = rq->out_path ? rq->out_path : rq->frames_dir ? rq->frames_dir : rq->wav_path;
+    const char *base = h3_output_base(rq);
     size_t n;
 
     if (given) return h3_strdupf("%s", given);
+    if (!base) return NULL;
     n = strlen(base);
     while (n > 1 && base[n - 1] == '/')
         n--;
@@ -254,7 +258,7 @@ static char *beside_output(const h3_request *rq, const char *given, const char *
 /* A disk that cannot take the latents may still take the video: that is not the end. */
 static void save_latents(h3_job *j)
 {
-    if (!j->rq->save_latents) return;
+    if (!h3_output_saves_latents(j->rq)) return;
     if (h3_latents_write(j->latents_path, &j->latents) == H3_OK)
         j->has_latents = true;
     else
@@ -321,8 +325,8 @@ static h3_status check_resume(const h3_job *j)
     if (!j->rq->resume_path) return H3_OK;
     H3_TRY(h3_checkpoint_read(&c, j->rq->resume_path));
     h3_checkpoint_free(&c);
-    h3_atomic_sweep(j->checkpoint_path);
-    h3_atomic_sweep(j->latents_path);
+    if (j->checkpoint_path) h3_atomic_sweep(j->checkpoint_path);
+    if (j->latents_path) h3_atomic_sweep(j->latents_path);
     if (j->rq->out_path) h3_atomic_sweep(j->rq->out_path);
     return H3_OK;
 }

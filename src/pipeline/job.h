@@ -30,9 +30,9 @@ typedef struct h3_job {
     float *sound_rows[H3_MAX_CONDITIONS]; ///< [2 n_audio, 32]
     float *video_rows, *audio_rows;       ///< what step 0 sees
     h3_latents latents;
-    char *latents_path; ///< where they were saved, NULL when not
-    char *checkpoint_path;
-    uint64_t fingerprint; ///< of everything that decides the rows
+    char *latents_path;    ///< where they are saved, NULL: nowhere
+    char *checkpoint_path; ///< NULL: nowhere
+    uint64_t fingerprint;  ///< of everything that decides the rows
     int first_step;
     int saved_step;   ///< steps in the file at checkpoint_path, 0: there is none of this run
     bool has_latents; ///< the file at latents_path is there and complete

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "job.h"
+#include "output.h"
 #include "size.h"
 
 /* Everything that decides the rows; the weights by what their file says of them and samples of it,
@@ -85,7 +86,8 @@ h3_status h3_job_resume(h3_job *j)
     st = check_checkpoint(j, &c, path);
     if (st == H3_OK) {
         take_rows(j, &c);
-        if (strcmp(path, j->checkpoint_path) == 0) j->saved_step = j->first_step;
+        if (j->checkpoint_path && strcmp(path, j->checkpoint_path) == 0)
+            j->saved_step = j->first_step;
         warn_device(j, &c, path);
         h3_job_say(j, H3_EVENT_INFO, "continuing %s after step %d of %d", path, j->first_step,
                    j->plan->n_forwards);
@@ -148,7 +150,8 @@ enum { WORTH_SECONDS = 30 }; ///< of sampling: from here on a stop keeps it unas
 void h3_job_on_stop(void *user, const h3_sampler_step *s)
 {
     h3_job *j = user;
-    const bool is_worth = j->rq->save_latents && h3_now() - j->phase_start >= WORTH_SECONDS;
+    const bool is_worth = h3_output_saves_latents(j->rq) && j->checkpoint_path &&
+                          h3_now() - j->phase_start >= WORTH_SECONDS;
 
     if ((j->rq->checkpoint_every > 0 || is_worth) && j->saved_step <= s->step)
         save_checkpoint(j, s);

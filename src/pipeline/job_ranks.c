@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "job_ranks.h"
+#include "output.h"
 #include "size.h"
 
 static int size_of(const h3_job *j)
@@ -89,6 +90,7 @@ h3_status h3_job_same_request(const h3_job *j)
     h = h3_fnv(h, &j->task, sizeof j->task);
     h = h3_fnv(h, &j->e->act, 1);
     h = h3_fnv(h, &p->seed, sizeof p->seed);
+    h = h3_fnv(h, &(bool){h3_output_has_picture(j->rq)}, sizeof(bool)); // all decode, or none
     h = h3_fnv(h, j->prompt.ids, (size_t)j->prompt.n_rows * sizeof *j->prompt.ids);
     h = h3_fnv(h, l->positions, (size_t)l->n_rows * 3 * sizeof *l->positions);
     h = h3_fnv(h, l->tags, (size_t)l->n_rows * sizeof *l->tags);

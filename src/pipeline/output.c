@@ -82,10 +82,35 @@ static h3_status check_sound(const char *path)
                         "wav");
 }
 
+const char *h3_output_base(const h3_request *rq)
+{
+    return rq->out_path ? rq->out_path : rq->frames_dir ? rq->frames_dir : rq->wav_path;
+}
+
+bool h3_output_has_picture(const h3_request *rq)
+{
+    return rq->out_path || rq->frames_dir || rq->on_frame;
+}
+
+bool h3_output_saves_latents(const h3_request *rq)
+{
+    return rq->save_latents && (rq->latents_path || h3_output_base(rq));
+}
+
 h3_status h3_output_any(const h3_request *rq)
 {
-    if (rq->out_path || rq->frames_dir || rq->wav_path) return H3_OK;
-    return h3_fail(H3_E_ARG, "no output given: an MP4, a folder of frames or a WAV");
+    if (h3_output_base(rq)) return H3_OK;
+    if (!rq->on_frame && !rq->on_sound)
+        return h3_fail(H3_E_ARG,
+                       "no output given: an MP4, a folder of frames, a WAV, or a callback");
+    if (rq->keep_latents && !rq->latents_path)
+        return h3_fail(H3_E_ARG, "latents are to be kept, and no file is written that could give "
+                                 "them a name; set latents_path");
+    if (rq->checkpoint_every > 0 && !rq->checkpoint_path)
+        return h3_fail(H3_E_ARG,
+                       "checkpoints are asked for, and no file is written that could give "
+                       "them a name; set checkpoint_path");
+    return H3_OK;
 }
 
 h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n_frames)
@@ -140,9 +165,29 @@ h3_status h3_output_open(h3_output *o, const h3_request *rq, int width, int heig
 
 h3_status h3_output_sound(h3_output *o, float *pcm, int64_t n)
 {
+    const h3_sound_part all = {.n = n, .count = n, .left = pcm, .right = pcm + n};
+
     o->pcm = pcm;
     o->n_samples = n;
-    return o->mux ? h3_mux_audio(o->mux, pcm, n, n) : H3_OK;
+    if (o->mux) H3_TRY(h3_mux_audio(o->mux, pcm, n, n));
+    if (o->rq->on_sound && !o->rq->on_sound(o->rq->user, &all))
+        return h3_fail(H3_E_CANCELLED, "stopped by the one who was given the sound");
+    return H3_OK;
+}
+
+/* To the caller's memory. */
+static h3_status show_frame(const h3_output *o, const uint8_t *rgb)
+{
+    const h3_frame f = {.index = o->n_done,
+                        .count = o->n_frames,
+                        .width = o->width,
+                        .height = o->height,
+                        .stride = (size_t)o->width * 3,
+                        .rgb = rgb};
+
+    if (!o->rq->on_frame || o->rq->on_frame(o->rq->user, &f)) return H3_OK;
+    return h3_fail(H3_E_CANCELLED, "stopped by the one who was given frame %lld of %lld",
+                   (long long)o->n_done, (long long)o->n_frames);
 }
 
 h3_status h3_output_frames(h3_output *o, const uint8_t *rgb, int64_t n)
@@ -162,6 +207,7 @@ h3_status h3_output_frames(h3_output *o, const uint8_t *rgb, int64_t n)
         }
         if (o->mux) H3_TRY(h3_mux_frame(o->mux, rgb));
         if (o->frames) H3_TRY(h3_frames_write(o->frames, rgb));
+        H3_TRY(show_frame(o, rgb));
         o->n_done++;
     }
     return H3_OK;
@@ -171,7 +217,7 @@ h3_status h3_output_finish(h3_output *o)
 {
     h3_status st = H3_OK;
 
-    if (o->n_done != o->n_frames && (o->mux || o->frames))
+    if (o->n_done != o->n_frames && h3_output_has_picture(o->rq))
         st = h3_fail(H3_E_INTERNAL, "%lld frames were decoded, %lld planned", (long long)o->n_done,
                      (long long)o->n_frames);
     if (st == H3_OK && o->rq->wav_path)

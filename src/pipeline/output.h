@@ -1,6 +1,7 @@
 /**
- * Where a finished clip goes: MP4, a folder of pictures, a WAV; any mix of them. Frames are taken
- * as they are decoded. Nothing stays under the final names unless h3_output_finish succeeds.
+ * Where a finished clip goes: MP4, a folder of pictures, a WAV, callbacks; any mix of them. Frames
+ * are taken as they are decoded. Nothing stays under the final names unless h3_output_finish
+ * succeeds.
  */
 #ifndef H3_PIPELINE_OUTPUT_H
 #define H3_PIPELINE_OUTPUT_H
@@ -26,8 +27,14 @@ typedef struct h3_output {
  * names. */
 h3_status h3_output_container(const char *path);
 
-/** Is any output asked for at all? */
+/** Is any output asked for at all, and a name given for what is to be kept of a run? */
 H3_NODISCARD h3_status h3_output_any(const h3_request *rq);
+/** The output that other files are named after; NULL: callbacks only. */
+const char *h3_output_base(const h3_request *rq);
+/** Are frames wanted, as files or in memory? */
+bool h3_output_has_picture(const h3_request *rq);
+/** Are latents saved, and under which name? */
+bool h3_output_saves_latents(const h3_request *rq);
 
 /** Names usable, encoder present, folders writable: asked before hours of work. */
 H3_NODISCARD h3_status h3_output_check(const h3_request *rq, int width, int height,
