@@ -20,7 +20,7 @@
 
 #include "cuda.h"
 #include "dit.h"
-#include "gpu_bench.h"
+#include "gpu_common.h"
 #include "half.h"
 
 #ifdef H3_BENCH_TINY // to see that the program runs, on the emulated device

@@ -118,7 +118,11 @@ endif()
 
 # Not part of `all`: the benchmark of released shapes (bench/gpu_run.sh runs it).
 function(gpu_bench)
-    add_executable(h3av-gpu-bench EXCLUDE_FROM_ALL bench/gpu_bench.c ${synth_files})
+    set(bench_files bench/gpu_bench.c)
+    foreach(part random ops step block dit ranks video small load)
+        list(APPEND bench_files bench/gpu_bench_${part}.c)
+    endforeach()
+    add_executable(h3av-gpu-bench EXCLUDE_FROM_ALL ${bench_files} ${synth_files})
     target_include_directories(h3av-gpu-bench PRIVATE src/pipeline src/backend/cuda src/nets)
     target_include_directories(h3av-gpu-bench SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
     target_link_libraries(h3av-gpu-bench PRIVATE h3_builtin h3_nets_dit h3_nets_encoder h3_nets_video_vae
