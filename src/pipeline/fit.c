@@ -96,6 +96,7 @@ static void add_forms(const planner *k, h3_fit_phase *p, const char *name, int64
         r->bytes -= (size_t)saved; // less than nothing adds
         p->sum[H3_FIT_MAPPED] -= (size_t)saved;
         add(p, H3_FIT_MAPPED, "weights as stored, on their way", on_the_way);
+        if (saved < 0) p->widened = (size_t)-saved + on_the_way;
         return;
     }
 }
@@ -582,7 +583,8 @@ static void place_weights(h3_fit_table *f, const h3_engine *e)
                     : e->offload == H3_OFFLOAD_AUTO || e->offload == H3_OFFLOAD_RANKS
                         ? h3_fit_budget(f, (h3_fit_name)i)
                         : ring;
-        if (!f->room.has_device || !p->budget || p->is_spread || p->sum[H3_FIT_MAPPED] <= p->budget)
+        if (!f->room.has_device || !p->budget || p->is_spread ||
+            p->sum[H3_FIT_MAPPED] - p->widened <= p->budget) // then some stay as stored
             continue;
         if (e->offload == H3_OFFLOAD_DISK || f->room.ram_free <= taken) continue;
         p->pinned = f->room.ram_free - taken;

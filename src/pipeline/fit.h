@@ -45,6 +45,7 @@ typedef struct h3_fit_phase {
     size_t released; ///< of what was held at planning, bytes that are gone by then
     size_t spread;   ///< bytes of weights on each of several ranks that share them; 0: they cannot
     bool is_spread;  ///< they do: budget says how much of them a rank holds
+    size_t widened;  ///< what of the weights a device's forms take beyond their files
     size_t ring;     ///< two groups of weights: the least that must be resident to stream the rest
     size_t budget;   ///< bytes of weights that may stay resident where the device computes; 0: all
     size_t pinned;   ///< host memory for pinned copies of streamed weights: what is to spare

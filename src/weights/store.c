@@ -15,7 +15,8 @@
  *
  * A matrix that stays may be held in another form than its file's (h3_dev.form): a group is
  * uploaded as it is stored, its forms are made, and what was uploaded goes. One that streams comes
- * as stored.
+ * as stored. So does one that stays where forms are wider than files (four bits that become eight)
+ * and have no room: products decode it each time, as they do one that streams.
  *
  * Over ranks a store whose groups all of them use in the same order may instead be spread over
  * them (h3_dev.spreads_weights, shard.h): each holds a part of every large group and gathers the
@@ -34,9 +35,10 @@
 typedef struct group {
     h3_load load;
     bool is_ready;
-    bool is_kept; ///< stays once it is there
-    size_t bytes; ///< as stored
-    size_t held;  ///< on the device when it is kept: in its form
+    bool is_kept;   ///< stays once it is there
+    bool is_stored; ///< as it is stored, although it has a form
+    size_t bytes;   ///< as stored
+    size_t held;    ///< on the device when it is kept: in its form
 } group;
 
 /* Reads ahead on a thread of its own: the hint blocks until the disk has taken the requests. */
@@ -212,7 +214,7 @@ static h3_status fetch(h3_store *s, group *g)
                 H3_TRY(upload_part(s->dev, p));
         }
     if (looks) H3_TRY(look_there(s, l));
-    if (is_remote) H3_TRY(reform(s->dev, l));
+    if (is_remote && !g->is_stored) H3_TRY(reform(s->dev, l));
     if (!s->dev->is_plan) h3_load_count(l, s->dev, is_remote);
     g->is_ready = true;
     return H3_OK;
@@ -279,6 +281,43 @@ static bool try_keeping(h3_store *s, int n_kept, size_t budget)
     return kept + on_the_way + 2 * widest <= budget;
 }
 
+/* Everything stays, `n_formed` of the groups with wider forms in them, evenly spread, and the
+ * others as stored. True when that takes no more than the budget. */
+static bool try_stored(h3_store *s, int n_formed)
+{
+    size_t kept = 0, on_the_way = 0;
+
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        const bool steps_up =
+            (int64_t)(i + 1) * n_formed / s->n_groups > (int64_t)i * n_formed / s->n_groups;
+        g->is_stored = g->held > g->bytes && !steps_up;
+        kept += g->is_stored ? g->bytes : g->held;
+        if (!g->is_stored && has_form(g) && g->bytes > on_the_way) on_the_way = g->bytes;
+    }
+    return kept + on_the_way <= s->budget;
+}
+
+/* What has no room in its form need not come again and again: it stays as stored where that fits.
+ */
+static bool keep_stored(h3_store *s)
+{
+    bool fits = false;
+
+    if (s->dev->mem == H3_HOST) return false;
+    for (int n = s->n_groups - 1; n >= 0 && !fits; n--)
+        fits = try_stored(s, n);
+    for (int i = 0; i < s->n_groups; i++) {
+        group *g = &s->groups[i];
+        g->is_stored = g->is_stored && fits;
+        if (!g->is_stored) continue;
+        g->held = g->bytes;
+        for (int k = 0; k < g->load.n; k++)
+            g->load.w[k]->is_passing = true; // nothing is made of it that stays
+    }
+    return fits;
+}
+
 /* Two slots let one group travel while another is computed with; a third takes up unevenness when
  * the budget has room for it. */
 static h3_status make_ring(h3_store *s)
@@ -330,6 +369,7 @@ static h3_status settle(h3_store *s)
         g->load.bytes = g->bytes = h3_load_bytes(&g->load);
         g->held = has_form(g) ? held_bytes(g) : g->bytes;
         g->is_kept = true;
+        g->is_stored = false;
         total += g->held;
         if (has_form(g) && g->bytes > on_the_way) on_the_way = g->bytes;
     }
@@ -341,6 +381,7 @@ static h3_status settle(h3_store *s)
     s->last = -1;
     s->is_streaming = s->budget && total > s->budget;
     if (s->may_spread && wants_spreading(s)) return spread(s);
+    if (s->is_streaming && keep_stored(s)) s->is_streaming = false;
     for (int n = s->n_groups - 1; s->is_streaming && n >= 0; n--)
         if (try_keeping(s, n, s->budget)) break;
     if (!s->is_streaming || s->dev->mem == H3_HOST || s->dev->is_plan) return H3_OK;
@@ -543,10 +584,11 @@ int64_t h3_store_saved(const h3_store *s, size_t *on_the_way)
 bool h3_store_is_resident(const h3_store *s)
 {
     if (!s->is_settled || is_outdated(s) || s->is_streaming || s->shards) return false;
-    for (int i = 0; i < s->n_groups; i++)
-        if (s->groups[i].load.n > 0 &&
-            !(s->groups[i].is_ready && (s->groups[i].is_kept || !s->ring)))
-            return false;
+    for (int i = 0; i < s->n_groups; i++) {
+        const group *g = &s->groups[i];
+        if (g->load.n > 0 && (g->is_stored || !(g->is_ready && (g->is_kept || !s->ring))))
+            return false; // as stored: each product decodes it into a buffer that may move
+    }
     return true;
 }
 
