@@ -5,8 +5,7 @@
  *
  *   h3av-gpu-bench [--math auto|fp8|tf32|f32] [--what ops,dit,vae,clip,audio,encoder,load,real]
  *                  [--rows N,N,...] [--layers L] [--tiles N,N,...] [--repeat R] [--ranks N]
- *                  [--file DIT]
- *                  [--pieces B,C:B,C:...]
+ *                  [--file DIT] [--pieces B,C:B,C:...] [--rest S]
  *
  * --model DIR, under fp8: how far one forward of that model's DiT is from the same in bf16, at the
  * given rows (H3_CUDA_FP8_ROWS=1 for less than 1,536).
@@ -16,6 +15,8 @@
  * --ranks: one process a GPU; "steps" (dit without the library) and the clip's tiles are shared,
  * the rest every rank does alone.
  * --pieces: how the exchanges of steps are cut (H3_OVERLAP), one after another.
+ * --rest: seconds of sleep before every timed repetition of dit and steps, the library's too: a
+ * step on a device that is not at its limit of power.
  *
  * All layers of a stack share one set of weights, which is far larger than the cache: the time of
  * fifty layers needs the memory of one.
@@ -53,6 +54,14 @@ static int numbers(int64_t *out, const char *s)
     return n;
 }
 
+void take_rest(void)
+{
+    const double whole = floor(o.rest);
+    const struct timespec t = {(time_t)whole, (long)(1e9 * (o.rest - whole))};
+
+    nanosleep(&t, NULL);
+}
+
 int main(int argc, char **argv)
 {
     for (int i = 1; i + 1 < argc; i += 2) {
@@ -66,6 +75,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--pieces") == 0) o.pieces = argv[i + 1];
         if (strcmp(argv[i], "--file") == 0) o.file = argv[i + 1];
         if (strcmp(argv[i], "--ranks") == 0) o.ranks = atoi(argv[i + 1]);
+        if (strcmp(argv[i], "--rest") == 0) o.rest = strtod(argv[i + 1], NULL);
     }
     const h3_dev_opts opts = {.math = o.math};
     h3_comm *comm = NULL;

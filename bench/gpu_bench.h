@@ -40,6 +40,7 @@ typedef struct options {
     const char *math, *what, *model, *pieces, *file;
     int64_t rows[8], tiles[8];
     int n_rows, n_tiles, layers, repeat, ranks;
+    double rest; ///< seconds before every timed repetition of a step
 } options;
 
 extern h3_dev *d; ///< what everything runs on; the whole program has one
@@ -47,6 +48,9 @@ extern options o;
 
 /* True when `word` is in --what. */
 bool has(const char *word);
+
+/* Lets a device that steps have brought to its limit of power cool down: sleeps o.rest seconds. */
+void take_rest(void);
 
 /* ---- gpu_bench_random.c */
 

@@ -105,6 +105,7 @@ double library_step(const h3_dit *m, const h3_dit_state *state)
 
     for (int i = 0; i < o.repeat; i++) {
         MUST(h3_dev_sync(d));
+        take_rest();
         const double t0 = now();
         for (int k = 0; k < o.layers; k++) {
             wait_again(z.x, &b->qkv);

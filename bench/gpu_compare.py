@@ -21,6 +21,8 @@ planning a --budget:
     ways       35   a step recorded, call by call, not fused: seconds and bits
     ways8      25   the same under fp8, with its error against bf16, of a step and of each product
     limits     25   PyTorch's products and a copy (needs PyTorch)
+    cool       20   steps in bf16, each after a rest of two seconds: the card is not at its limit of power (estimated)
+    cool8      20   the same under fp8 (estimated)
 
 Figures of diffusers 0.42.1 that were measured on an H200 on another day, below, stand where its part was not run.
 """
@@ -55,6 +57,8 @@ def parts(a):
         ("ways", 20, 80, bench("--what", "dit,ab", "--repeat", "4", *short)),
         ("ways8", 20, 80, bench(*FP8, "--what", "dit,ab,errors", "--repeat", "4", *short)),
         ("limits", 15, 60, python("gpu_limits.py")),
+        ("cool", 15, 60, bench("--what", "steps", "--repeat", "3", "--rest", "2", *short)),
+        ("cool8", 15, 60, bench(*FP8, "--what", "steps", "--repeat", "3", "--rest", "2", *short)),
     ]
 
 
@@ -144,8 +148,11 @@ def whole(seen):
             diffusers[("sound", int(r["seconds_of_sound"]))] = (r["s"], None)
     for r in seen:
         if r["what"] == "dit_step":
-            rows.append((f"step, {r['math']}, {r['rows']} rows", r["s_50_layers"], r["library_s_50_layers"],
+            rows.append((f"step, {r['math']}, {r['rows']} rows", r["s_50_layers"], r.get("library_s_50_layers"),
                          ("step", r["rows"]) if r["math"] == "auto" else None))
+        elif r["what"] == "step" and r.get("rest_s"):
+            rows.append((f"step, {r['math']}, {r['rows']} rows, each after {r['rest_s']:g} s of rest",
+                         r["s_50_layers"], None, None))
         elif r["what"].startswith("vae_clip"):
             rows.append((f"video decoder, 832x480x124, {r['math']}, {r['tiles_in_flight']} tiles", r["s"], None,
                          ("clip", 0) if r["math"] == "auto" else None))
