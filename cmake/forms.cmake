@@ -1,7 +1,10 @@
 # Published forms of checkpoints, run: the networks off every sample.
 if(CMOCKA_FOUND AND TARGET h3_nets_dit AND TARGET h3_nets_encoder AND TARGET h3_nets_video_vae AND TARGET h3_nets_audio_vae)
-    unit_test(forward_forms FILES tests/unit/test_forward_forms.c ${test_models}
-              USES nets_dit nets_encoder nets_video_vae nets_audio_vae weights plan tensor base LIBS PkgConfig::JANSSON m)
+    foreach(part dit encoder vae data)
+        unit_test(forms_${part} FILES tests/unit/test_forms_${part}.c tests/unit/forms.c ${test_models}
+                  USES nets_dit nets_encoder nets_video_vae nets_audio_vae weights plan tensor base
+                  LIBS PkgConfig::JANSSON m)
+    endforeach()
 endif()
 # The same from the outside, and every hostile file through the program.
 find_program(H3_PYTHON3 python3)
