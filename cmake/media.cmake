@@ -4,6 +4,6 @@ room(media
            resample.c resize.c sound.c vision_rows.c
      USES base
      LIBS PkgConfig::AV PkgConfig::JANSSON)
-if(EXISTS ${CMAKE_SOURCE_DIR}/tests/unit/test_media.c)
-    unit_test(media FILES tests/unit/test_media.c USES media base)
-endif()
+foreach(part out pictures clips sounds)
+    unit_test(media_${part} FILES tests/unit/test_media_${part}.c tests/unit/media_files.c USES media base)
+endforeach()
