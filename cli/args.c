@@ -2,6 +2,7 @@
  * a known word); what they mean is checked by the library. */
 #include "args.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
@@ -603,12 +604,15 @@ static int set_value(cli *c, const option_row *r, const char *value)
                                r->value);
         }
         *(const char **)at = value;
+        if (r->offset == AT(engine.math))
+            *(strcmp(r->name, "--cuda-math") == 0 ? &c->has_cuda_math : &c->has_cpu_math) = true;
         return 0;
     case K_INT:
     case K_COUNT:
         if (!to_int(value, r->kind == K_COUNT, 2147483647, &i))
-            return usage_error(r->kind == K_COUNT ? "%s %s: expected a whole number from 1"
-                                                  : "%s %s: expected a whole number from 0",
+            return usage_error(r->kind == K_COUNT
+                                   ? "%s %s: expected a whole number from 1 to 2147483647"
+                                   : "%s %s: expected a whole number from 0 to 2147483647",
                                r->name, value);
         *(int *)at = (int)i;
         return 0;
@@ -695,6 +699,7 @@ static const struct {
     {" --image --image-path --init-img --start-image --first-frame ", "it is --first here"},
     {" --end-img --end-image --last-frame ", "it is --last here"},
     {" --ref-image --reference --references --ref-video --ref-audio --audio ", "it is --ref here"},
+    {" --math --precision ", "it is --dtype, and --cpu-math or --cuda-math here"},
     {" --flow-shift --flow_shift --sample_shift ", "it is --shift here"},
     {" --lora-model-dir --lora_path --lora-scale ", "it is --lora FILE:STRENGTH here"},
     {" --diffusion-model --unet --transformer ", "it is --dit here"},
@@ -718,14 +723,58 @@ static const struct {
     {" --no-audio --mute ", "every clip has sound; --frames-dir writes pictures only"},
 };
 
+enum { MAX_TYPED = 32 };
+
+/* How many letters to insert, drop or change between two words, 99: too many to count. */
+static int letters_apart(const char *a, size_t n, const char *b)
+{
+    int row[MAX_TYPED + 1];
+    const size_t m = strlen(b);
+
+    if (n > MAX_TYPED || m > MAX_TYPED) return 99;
+    for (size_t k = 0; k <= m; k++)
+        row[k] = (int)k;
+    for (size_t i = 0; i < n; i++) {
+        int before = row[0]; // of the row above
+        row[0] = (int)i + 1;
+        for (size_t k = 0; k < m; k++) {
+            const int change = before + (tolower((unsigned char)a[i]) != b[k]);
+            const int other = 1 + (row[k] < row[k + 1] ? row[k] : row[k + 1]);
+            before = row[k + 1];
+            row[k + 1] = change < other ? change : other;
+        }
+    }
+    return row[m];
+}
+
+/* The option of this command that was meant, or NULL: two slips at most, and not the whole word. */
+static const char *meant_option(command cmd, const char *arg, size_t n)
+{
+    const char *best = NULL;
+    int least = n < 6 ? 2 : 3;
+
+    if (n > 2 && arg[1] != '-') arg--, n++; // -steps: the dash before it is the one that lacks
+    for (int i = 0; i < N_ROWS; i++) {
+        const int d = rows[i].commands & (unsigned)cmd ? letters_apart(arg, n, rows[i].name) : 99;
+        if (d < least) {
+            best = rows[i].name;
+            least = d;
+        }
+    }
+    return best;
+}
+
 static int unknown_option(const cli *c, const char *arg, size_t n)
 {
-    char name[64];
+    char name[64], typed[MAX_TYPED + 2];
 
     snprintf(name, sizeof name, " %.*s ", (int)(n < 60 ? n : 60), arg);
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (c->cmd & ASKS && strstr(foreign[i].names, name))
             return usage_error("unknown option %s: %s", arg, foreign[i].hint);
+    snprintf(typed, sizeof typed, "-%.*s", (int)(n < MAX_TYPED ? n : MAX_TYPED), arg);
+    const char *meant = meant_option(c->cmd, typed + 1, n < MAX_TYPED ? n : MAX_TYPED);
+    if (meant) return usage_error("unknown option %s; is it %s?", arg, meant);
     return usage_error("unknown option %s; h3av %s --help lists them", arg, command_name(c->cmd));
 }
 
@@ -896,6 +945,10 @@ static int check_effects(const cli *c)
     const h3_engine_opts *e = &c->engine;
     const char *idle = NULL, *lacks = NULL;
 
+    const bool is_cuda = e->device && strncmp(e->device, "cuda", 4) == 0;
+    if (c->has_cuda_math && !is_cuda && !c->gpus) idle = "--cuda-math", lacks = "--device cuda";
+    if (c->has_cpu_math && (is_cuda || c->gpus)) idle = "--cpu-math", lacks = "--device cpu";
+    if (idle) return usage_error("%s has no effect without %s", idle, lacks);
     if (c->batch) return 0; // lines may bring what is missing
     if (c->ref_fps > 0 && c->rq.n_refs == 0) idle = "--ref-fps", lacks = "--ref";
     if (c->rq.frames_format && !c->rq.frames_dir) idle = "--frames-format", lacks = "--frames-dir";
@@ -987,6 +1040,27 @@ static int check_args(const cli *c)
     return st ? st : check_effects(c);
 }
 
+static int unknown_command(const char *word)
+{
+    const char *meant = NULL;
+    int least = 3;
+
+    if (word[0] == '-')
+        return usage_error("%s: the command comes first, as in h3av generate %s ...", word, word);
+    if (strchr(word, ' '))
+        return usage_error("\"%s\" is no command; a prompt comes after one: h3av generate \"%s\"",
+                           word, word);
+    for (int i = 0; i < N_COMMANDS; i++) {
+        const int d = letters_apart(word, strlen(word), commands[i].name);
+        if (d < least) {
+            meant = commands[i].name;
+            least = d;
+        }
+    }
+    if (meant) return usage_error("unknown command %s; is it %s?", word, meant);
+    return usage_error("unknown command %s; h3av help lists them%s", word, "");
+}
+
 int args_parse(cli *c, int argc, char **argv)
 {
     bool only_args = false;
@@ -1002,8 +1076,7 @@ int args_parse(cli *c, int argc, char **argv)
         return 0;
     }
     c->cmd = strcmp(argv[1], "--version") == 0 ? CMD_VERSION : args_command(argv[1]);
-    if (c->cmd == CMD_NONE)
-        return usage_error("unknown command %s; h3av help lists them%s", argv[1], "");
+    if (c->cmd == CMD_NONE) return unknown_command(argv[1]);
     if (c->cmd == CMD_SERVE) c->rq.checkpoint_every = c->serve.checkpoint_every;
     for (int i = 2; i < argc && st == 0; i++) {
         if (!only_args && strcmp(argv[i], "--") == 0)

@@ -50,6 +50,7 @@ typedef struct cli {
     int ranks;
     const char *arg[2]; ///< positional: a path, a text
     int n_args;
+    bool has_cuda_math, has_cpu_math;
     bool is_json, is_verbose, is_quiet, wants_help, wants_man, dump_all;
     char *owned[MAX_REFS + MAX_LORAS + 8]; ///< strings cut out of arguments
     int n_owned;

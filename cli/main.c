@@ -34,11 +34,15 @@ static void hold_standard_files(void)
     if (fd >= 0) close(fd);
 }
 
-/* What was printed must have arrived; `status` is what the command came to. */
-static int close_output(int status)
+/* What was printed must have arrived; `status` is what the command came to. A reader that has seen
+ * enough (head, a pager) is no news, other than to who waits for a file. */
+static int close_output(const cli *c, int status)
 {
+    const bool writes = c->cmd & (CMD_GENERATE | CMD_DECODE | CMD_MUX | CMD_CONVERT | CMD_DUMP);
+
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
     if (status) return status;
+    if (errno == EPIPE && !writes) return 3;
     fprintf(stderr, "h3av: standard output: %s\n", errno ? strerror(errno) : "write failed");
     return 3;
 }
@@ -399,7 +403,7 @@ int main(int argc, char **argv)
 
     if (status == 0 && !ranks_is_idle(&c)) {
         stop_on_signals();
-        status = close_output(with_stack(run_command, &c));
+        status = close_output(&c, with_stack(run_command, &c));
     }
     args_free(&c);
     return status;

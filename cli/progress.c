@@ -29,17 +29,34 @@ void progress_clear(progress *p)
     p->line_width = 0;
 }
 
+/* Bytes of the character at `s`, or 0: no UTF-8 begins there (names of files may hold anything). */
+static size_t character(const char *s)
+{
+    const unsigned char *u = (const unsigned char *)s;
+    const size_t n = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : 4;
+
+    if (u[0] > 0xf4) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((u[i] & 0xc0) != 0x80) return 0;
+    if ((u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xed && u[1] > 0x9f)) return 0;
+    if ((u[0] == 0xf0 && u[1] < 0x90) || (u[0] == 0xf4 && u[1] > 0x8f)) return 0;
+    return n;
+}
+
 void json_text(const char *s)
 {
     putchar('"');
-    for (; *s; s++) {
-        const unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (c < 0x20)
-            printf("\\u%04x", c);
+    while (*s) {
+        const size_t n = character(s);
+        if (*s == '"' || *s == '\\')
+            printf("\\%c", *s);
+        else if ((unsigned char)*s < 0x20)
+            printf("\\u%04x", (unsigned)*s);
+        else if (n == 0)
+            printf("\\ufffd");
         else
-            putchar(c);
+            fwrite(s, 1, n, stdout);
+        s += n ? n : 1;
     }
     putchar('"');
 }

@@ -360,6 +360,18 @@ static char *linked(const char *path)
                : NULL;
 }
 
+/* ".<name>.part-", malloc'd: of a long name the begin, so that what is added has room in the 255
+ * bytes that a name may have. */
+static char *part_prefix(const char *name)
+{
+    enum { MOST = 200 };
+    size_t n = strlen(name);
+
+    for (n = n > MOST ? MOST : n; name[n] && ((unsigned char)name[n] & 0xc0) == 0x80;)
+        n--; // whole characters: some disks take nothing else
+    return h3_strdupf(".%.*s.part-", (int)n, name);
+}
+
 static h3_status reserve(h3_atomic *a, const char *path)
 {
     static atomic_uint counter;
@@ -386,8 +398,10 @@ static h3_status reserve(h3_atomic *a, const char *path)
             h3_fail(H3_E_IO, "%s: the folder %s cannot be written: %s", path, dir, strerror(errno));
     if (st == H3_OK) {
         a->path = h3_strdupf("%s", path);
-        a->tmp = h3_strdupf("%s/.%s.part-%ld-%u", dir, name, (long)getpid(),
-                            atomic_fetch_add(&counter, 1));
+        char *prefix = part_prefix(name);
+        a->tmp =
+            h3_strdupf("%s/%s%ld-%u", dir, prefix, (long)getpid(), atomic_fetch_add(&counter, 1));
+        free(prefix);
         enlist(a->tmp);
     }
     free(dir);
@@ -409,7 +423,7 @@ void h3_atomic_sweep(const char *path)
     if (real) path = real;
     const char *slash = strrchr(path, '/');
     char *dir = slash ? h3_strdupf("%.*s", (int)(slash - path) + 1, path) : h3_strdupf(".");
-    char *prefix = h3_strdupf(".%s.part-", slash ? slash + 1 : path);
+    char *prefix = part_prefix(slash ? slash + 1 : path);
     const size_t n = strlen(prefix);
     DIR *d = opendir(dir);
 

@@ -175,8 +175,12 @@ static h3_status set_quality(h3_mux *m, AVCodecContext *c)
         av_opt_set(c->priv_data, "allow_skip_frames", "0", 0);
         return H3_OK;
     }
-    if (!h3_mux_has_preset(preset) || // libx264 itself would complain on stderr
-        av_opt_set(c->priv_data, "preset", preset, 0) < 0 ||
+    if (!h3_mux_has_preset(preset)) // libx264 itself would complain on stderr
+        return h3_fail(H3_E_ARG,
+                       "libx264 has no preset %s; it has ultrafast, superfast, veryfast, faster, "
+                       "fast, medium, slow, slower, veryslow and placebo",
+                       preset);
+    if (av_opt_set(c->priv_data, "preset", preset, 0) < 0 ||
         av_opt_set_int(c->priv_data, "crf", o->crf, 0) < 0)
         return h3_fail(H3_E_ARG, "libx264 refuses preset \"%s\" or crf %d", preset, o->crf);
     keep_to_avx2(c);

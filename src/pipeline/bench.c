@@ -649,7 +649,7 @@ static bool is_part(const char *what)
 
 h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
 {
-    h3_bench_opts o = *opts;
+    h3_bench_opts o = opts ? *opts : (h3_bench_opts){.what = NULL};
     bench b = {.e = e, .o = &o};
     const char *tmp = getenv("TMPDIR");
     h3_status st;

@@ -208,7 +208,10 @@ fail:
 
 h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
 {
-    h3_comm *c = opts->ranks ? opts->ranks->comm : NULL;
+    h3_comm *c = opts && opts->ranks ? opts->ranks->comm : NULL;
+
+    *out = NULL;
+    if (!opts) return h3_fail(H3_E_ARG, "no options given; h3_engine_default makes them");
     h3_status st = h3_comm_agree(c, open_engine(out, opts));
 
     if (st == H3_OK) st = h3_comm_agree(c, h3_comm_attach(c, (*out)->dev)); // all are there
@@ -326,11 +329,17 @@ static h3_status run_job(h3_engine *e, h3_job *j, const h3_request *request, h3_
     return st;
 }
 
+static h3_status need_request(const h3_request *rq)
+{
+    return rq ? H3_OK : h3_fail(H3_E_ARG, "no request given; h3_request_default makes one");
+}
+
 h3_status h3_generate(h3_engine *e, const h3_request *rq, h3_result *rs)
 {
     h3_job *j;
     h3_status st = h3_engine_can_run(e);
 
+    if (st == H3_OK) st = need_request(rq);
     if (st != H3_OK) return st;
     j = calloc(1, sizeof *j);
     if (!j) return h3_fail(H3_E_NOMEM, "no memory for a request");
@@ -358,6 +367,7 @@ h3_status h3_decode(h3_engine *e, const char *latents, const h3_request *rq, h3_
     h3_job *j;
     h3_status st = h3_engine_can_run(e);
 
+    if (st == H3_OK) st = need_request(rq);
     if (st != H3_OK) return st;
     if (!latents) return h3_fail(H3_E_ARG, "no latents given");
     j = calloc(1, sizeof *j);
@@ -435,11 +445,13 @@ static void join_numbers(char *text)
 
 h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
 {
-    h3_request with_file = *rq;
+    h3_request with_file;
     json_t *o = NULL;
     h3_status st;
 
     *json = NULL;
+    H3_TRY(need_request(rq));
+    with_file = *rq;
     if (!h3_output_base(rq) && !rq->on_frame && !rq->on_sound) with_file.out_path = "h3av.mp4";
     st = e ? plan_job(e, &with_file, &o) : plan_request(rq, &o);
     if (st != H3_OK) return st;

@@ -23,7 +23,8 @@ h3_status h3_probe(const h3_input *in, char **json)
     json_t *o;
 
     *json = NULL;
-    if (!in->path && !in->data) return h3_fail(H3_E_ARG, "probe: no file and no data given");
+    if (!in || (!in->path && !in->data))
+        return h3_fail(H3_E_ARG, "probe: no file and no data given");
     H3_TRY(h3_media_probe(&m, media_of(in)));
     o = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:f, s:f, s:I, s:b, s:i, s:i, s:f}", "kind",
                   kinds[m.kind], "format", m.format, "video_codec", m.video_codec, "audio_codec",
@@ -44,6 +45,7 @@ h3_status h3_thumbnail(const char *media, const char *png, int max_side)
     int w, h;
     h3_status st;
 
+    if (!media || !png) return h3_fail(H3_E_ARG, "thumbnail: no clip, or no name for the picture");
     H3_TRY(h3_media_probe(&m, h3_media_file(media)));
     if (m.kind != H3_MEDIA_VIDEO)
         return h3_fail(H3_E_ARG, "%s: is a %s, a thumbnail needs moving pictures", media,

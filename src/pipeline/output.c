@@ -131,6 +131,7 @@ h3_status h3_output_check(const h3_request *rq, int width, int height, int64_t n
     if (rq->latents_path && rq->save_latents && h3_path_is_dir(rq->latents_path))
         return h3_fail(H3_E_ARG, "latents %s: is a folder, give the name of a file",
                        rq->latents_path);
+    if (rq->keep_latents && rq->latents_path) H3_TRY(check_name(rq->latents_path)); // asked for
     if (rq->frames_dir) H3_TRY(h3_frames_check(rq->frames_dir));
     return h3_output_any(rq);
 }

@@ -13,6 +13,12 @@
 #include "st_write.h"
 #include "tools.h"
 
+static h3_status need_paths(const char *path, const char *out_path)
+{
+    if (path && out_path) return H3_OK;
+    return h3_fail(H3_E_ARG, "no %s given", path ? "name for the file to write" : "file to read");
+}
+
 /* ----------------------------------------------------------------------------------- tokenize */
 
 /* A path may name a tokenizer, or a model that has one. */
@@ -62,6 +68,7 @@ h3_status h3_tokenize(const char *path, const char *text, char **json)
     h3_status st;
 
     *json = NULL;
+    if (!text) return h3_fail(H3_E_ARG, "tokenize: no text given");
     h3_register_builtin();
     H3_TRY(open_tokenizer(&t, path));
     st = h3_tok_encode(t, &ids, text, strlen(text));
@@ -163,6 +170,7 @@ h3_status h3_dump(const char *path, const char *name, const h3_file_opts *opts,
     h3_checkpoint *ck = NULL;
     h3_status st;
 
+    H3_TRY(need_paths(path, out_path));
     h3_register_builtin();
     H3_TRY(read_opts(&how, &to, o));
     to.form = H3_CONVERT_F32;
@@ -185,6 +193,7 @@ h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char
     h3_checkpoint *ck = NULL;
     h3_status st;
 
+    H3_TRY(need_paths(path, out_path));
     h3_register_builtin();
     H3_TRY(read_opts(&how, &to, o));
     H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
@@ -201,6 +210,7 @@ h3_status h3_inspect(const char *path, bool as_json, bool verbose, char **out)
     json_t *report = NULL;
 
     *out = NULL;
+    if (!path) return h3_fail(H3_E_ARG, "inspect: no file and no folder given");
     h3_register_builtin();
     H3_TRY(h3_inspect_path(&report, path, NULL, verbose));
     *out = as_json ? json_dumps(report, JSON_INDENT(2)) : h3_inspect_text(report);
@@ -214,6 +224,8 @@ h3_status h3_mux_files(const char *frames_dir, const char *wav, double fps, cons
 {
     h3_mux_opt opt = h3_mux_default(0, 0, 0);
 
+    if (!frames_dir || !rq || !rq->out_path)
+        return h3_fail(H3_E_ARG, "mux: no folder of frames, or no name for the MP4");
     opt.codec = rq->codec;
     opt.preset = rq->preset;
     opt.crf = rq->crf;

@@ -535,7 +535,7 @@ static h3_status open_adapter(job *j, h3_lora_report *rep)
     h3_names_detect(&n, j->ad->m);
     if (n.role != H3_ROLE_LORA)
         return h3_fail(H3_E_FORMAT, "%s: holds no lora factors%s%s", j->path,
-                       n.role == H3_ROLE_UNKNOWN ? "" : ": it is a ",
+                       n.role == H3_ROLE_UNKNOWN ? "" : ", but the weights of another part: ",
                        n.role == H3_ROLE_UNKNOWN ? "" : h3_role_name(n.role));
     H3_TRY(find_file_alpha(j));
     H3_TRY(group_keys(j));

@@ -221,6 +221,7 @@ mkfifo pipe
 refuses "a pipe as output" 2 "device or pipe" generate -p x $small -o pipe
 printf 'P6\n64 64\n255\n' >key.mp4 && head -c 12288 /dev/zero >>key.mp4
 refuses "an input as output" 2 "is read by this run" generate -p x $small --first key.mp4 -o key.mp4
+refuses "latents to keep where nothing can be" 5 "nodir" generate -p x $small --save-latents --latents nodir/l -o refused.mp4
 refuses "latents in a folder" 2 "is a folder" generate -p x $small --latents . -o refused.mp4
 refuses "another container" 2 "only MP4 is written" generate -p x $small -o refused.avi
 mkdir parts && mv cv_text_encoder.safetensors cv_video_vae.safetensors cv_audio_vae.safetensors parts && cp -r "$data/tiny-h3/original/FL2VA/tokenizer" parts
@@ -333,6 +334,15 @@ refuses "codec unknown" 2 "libfoo" generate -p x --codec libfoo -o refused.mp4
 
 refuses "a prompt without quotes" 2 "needs quotes" generate a red circle -o refused.mp4
 refuses "an option of other programs" 2 "--num-frames: it is --frames here" generate x --num-frames 22 -o refused.mp4
+refuses "a letter that lacks" 2 "--sed; is it --seed?" generate x --sed 4 -o refused.mp4
+refuses "a dash that lacks" 2 "-steps; is it --steps?" generate x -steps 4 -o refused.mp4
+refuses "letters that are wrong" 2 "genrate; is it generate?" genrate x
+refuses "nothing near" 2 "help lists them" generate x --frobnicate
+refuses "a prompt without a command" 2 'h3av generate "a red fox"' "a red fox"
+refuses "an option without a command" 2 "the command comes first" -p x
+refuses "products of a device that is not used" 2 "--cuda-math has no effect without --device cuda" generate x $small --cuda-math fp8 -o refused.mp4
+refuses "a count that is too high" 2 "from 1 to 2147483647" generate x --steps 2147483648 -o refused.mp4
+refuses "a preset that x264 has not" 2 "it has ultrafast" generate x $small --preset-x264 turbo -o refused.mp4
 refuses "something the model has not" 2 "without guidance" generate x --cfg-scale 7 -o refused.mp4
 refuses "a frame rate" 2 "24 frames a second" generate x --fps 30 -o refused.mp4
 refuses "a form of frames nobody writes" 2 "without --frames-dir" generate x $small --frames-format ppm -o refused.mp4
@@ -442,6 +452,13 @@ check "Ctrl-C: status" $? 130
 check "Ctrl-C: nothing left" "$(ls -A | grep -c stopped)" 0
 
 # ---- odd names
+name=$(printf '\303\251%.0s' $(seq 125))a.mp4 # 255 bytes, all that a name may have
+succeeds "the longest name" generate -p "a red circle" $small -o "$name"
+check "the longest name: file" "$(cmp a.mp4 "$name" && echo same)" same
+succeeds "a name that is no UTF-8" generate -p "a red circle" -s 64x32 -f 22 --steps 3 --count 1 --json -o $'q\xff\xc3.mp4'
+check "a name that is no UTF-8 in JSON" "$(python3 -c 'import json; print([e["output"] for e in map(json.loads, open("out", "rb")) if e["event"] == "result"] == ["q\ufffd\ufffd-1.mp4"])')" True
+"$h3av" inspect builtin: -v 2>err | head -1 >out
+check "a reader that has seen enough is no news" "$(cat err)" ""
 succeeds "odd name" generate -p x $small -o "./a b;'c\".mp4"
 check "odd name: file" "$([ -s "./a b;'c\".mp4" ] && echo there)" there
 succeeds "leading dash" generate -p x $small -o ./-x.mp4

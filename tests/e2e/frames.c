@@ -301,6 +301,37 @@ static void test_over_ranks(void **state)
     free(t);
 }
 
+/* What a program forgets is told, not crashed on. */
+static void test_nothing(void **state)
+{
+    h3_engine *e = engine(NULL);
+    h3_request rq = h3_request_default();
+    h3_engine *none = NULL;
+    h3_result rs;
+    char *text = NULL;
+
+    (void)state;
+    assert_int_equal(h3_engine_open(&none, NULL), H3_E_ARG);
+    assert_int_equal(h3_generate(e, NULL, &rs), H3_E_ARG);
+    assert_int_equal(h3_generate(NULL, &rq, &rs), H3_E_ARG);
+    assert_int_equal(h3_decode(e, "x", NULL, &rs), H3_E_ARG);
+    assert_int_equal(h3_decode(e, NULL, &rq, &rs), H3_E_ARG);
+    assert_int_equal(h3_plan_json(NULL, NULL, &text), H3_E_ARG);
+    assert_int_equal(h3_inspect(NULL, true, false, &text), H3_E_ARG);
+    assert_int_equal(h3_tokenize(NULL, NULL, &text), H3_E_ARG);
+    assert_int_equal(h3_probe(NULL, &text), H3_E_ARG);
+    assert_int_equal(h3_thumbnail(NULL, NULL, 0), H3_E_ARG);
+    assert_int_equal(h3_convert_file(NULL, NULL, NULL), H3_E_ARG);
+    assert_int_equal(h3_dump("x", NULL, NULL, NULL), H3_E_ARG);
+    assert_int_equal(h3_mux_files(NULL, NULL, 0, &rq), H3_E_ARG);
+    assert_int_equal(h3_mux_files("x", NULL, 0, NULL), H3_E_ARG);
+    assert_null(text);
+    h3_engine_close(&e);
+    h3_engine_close(&e);
+    h3_engine_close(NULL);
+    h3_string_free(NULL);
+}
+
 static const char *self;
 
 static void test_ranks(void **state)
@@ -364,8 +395,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_beside_files), cmocka_unit_test(test_alone),
         cmocka_unit_test(test_from_latents), cmocka_unit_test(test_no),
-        cmocka_unit_test(test_names),        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_example),
+        cmocka_unit_test(test_names),        cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_ranks),        cmocka_unit_test(test_example),
     };
     const char *tmp = getenv("TMPDIR");
     char command[80];
