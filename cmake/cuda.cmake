@@ -43,7 +43,7 @@ if(H3_CUDA_EMULATE)
     set(cuda_link)
     room(cuda DIR src/backend/cuda FILES open.c queue.c record.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
          USES tensor base LIBS OpenMP::OpenMP_C)
-    set(emu_files ${CMAKE_SOURCE_DIR}/tests/gpu/emu/emu.cc)
+    set(emu_files ${CMAKE_SOURCE_DIR}/tests/gpu/emu/emu.cc ${CMAKE_SOURCE_DIR}/tests/gpu/emu/streams.cc)
     foreach(k ${cuda_kernels})
         configure_file(${cuda_dir}/${k}.cu ${CMAKE_BINARY_DIR}/emu/${k}.cc COPYONLY)
         list(APPEND emu_files ${CMAKE_BINARY_DIR}/emu/${k}.cc)

@@ -20,11 +20,20 @@ else()
 endif()
 
 # Windows between the GPUs of a host.
-if(TARGET h3_cuda AND NOT H3_CUDA_EMULATE)
-    room(peer DIR src/backend/peer FILES comm_peer.c USES tensor base LIBS ${H3_CUDART})
+if(TARGET h3_cuda)
+    room(peer DIR src/backend/peer FILES comm_peer.c USES tensor base LIBS $<$<NOT:$<BOOL:${H3_CUDA_EMULATE}>>:${H3_CUDART}>)
     target_include_directories(h3_peer SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
     target_compile_definitions(h3_tensor PRIVATE H3_HAVE_PEER=1)
     target_sources(h3_backends INTERFACE $<TARGET_OBJECTS:h3_peer>)
+endif()
+
+# The emulator has both (tests/gpu/emu).
+if(H3_NCCL AND TARGET h3_cuda AND H3_CUDA_EMULATE AND EXISTS ${H3_CUDA_INCLUDE}/nccl.h)
+    room(nccl DIR src/backend/nccl FILES comm_nccl.c USES tensor base)
+    target_sources(h3_cuda_emu PRIVATE tests/gpu/emu/nccl.cc)
+    target_include_directories(h3_nccl SYSTEM PRIVATE ${H3_CUDA_INCLUDE})
+    target_compile_definitions(h3_tensor PRIVATE H3_HAVE_NCCL=1)
+    target_sources(h3_backends INTERFACE $<TARGET_OBJECTS:h3_nccl>)
 endif()
 
 # NCCL beside the CUDA backend: from the system, a CUDA folder, NCCL_HOME or -DH3_NCCL_INCLUDE/_LIB.

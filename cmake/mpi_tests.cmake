@@ -7,6 +7,9 @@ if(TARGET h3_pipeline)
     add_test(NAME ranks COMMAND ${CMAKE_SOURCE_DIR}/tests/mpi/ranks.sh $<TARGET_FILE:h3av-ranks>
              $<TARGET_FILE:h3av> $<IF:$<BOOL:${H3_SANITIZE}>,brief,all>)
     set_tests_properties(ranks PROPERTIES SKIP_RETURN_CODE 77)
+    if(H3_CUDA_EMULATE)
+        add_test(NAME ranks_gpu COMMAND ${CMAKE_SOURCE_DIR}/tests/mpi/ranks_gpu.sh $<TARGET_FILE:h3av-ranks>)
+    endif()
 endif()
 
 # Many servers, one queue.

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 /* ---------------------------------------------------------------- device memory */
@@ -20,6 +21,7 @@
 static unsigned char *region;
 static const size_t region_bytes = (size_t)16 << 30;
 static size_t region_top;
+static int region_fd = -1; // what other processes map it by
 static std::map<unsigned char *, size_t> used, unused;
 static const size_t poison = 1 << 20; // how much of a new block is filled with NaN
 static int depth;
@@ -34,32 +36,47 @@ static bool stays_open()
 /* Threads that upload open and close beside kernels. */
 static std::mutex door;
 
-static void open_memory()
+void emu::open_memory()
 {
     if (stays_open()) return;
     const std::lock_guard<std::mutex> lock(door);
     if (depth++ == 0 && region_top) mprotect(region, region_top, PROT_READ | PROT_WRITE);
 }
 
-static void close_memory()
+void emu::close_memory()
 {
     if (stays_open()) return;
     const std::lock_guard<std::mutex> lock(door);
     if (--depth == 0 && region_top) mprotect(region, region_top, PROT_NONE);
 }
 
-struct access_guard {
-    access_guard() { open_memory(); }
-    ~access_guard() { close_memory(); }
-};
+using access_guard = emu::memory_access;
+
+static void *map_region()
+{
+    const int open = stays_open() ? PROT_READ | PROT_WRITE : PROT_NONE, may = MAP_NORESERVE;
+    if (!emu::is_async()) return mmap(nullptr, region_bytes, open, may | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    region_fd = memfd_create("h3av-emu", MFD_CLOEXEC);
+    if (ftruncate(region_fd, (off_t)region_bytes) != 0) std::abort();
+    return mmap(nullptr, region_bytes, open, may | MAP_SHARED, region_fd, 0);
+}
+
+bool emu::find_block(const void *p, int *fd, size_t *at, size_t *bytes)
+{
+    const auto it = used.find((unsigned char *)const_cast<void *>(p));
+    if (it == used.end() || region_fd < 0) return false;
+    *fd = region_fd;
+    *at = (size_t)(it->first - region);
+    *bytes = it->second;
+    return true;
+}
 
 extern "C" cudaError_t cudaMalloc(void **p, size_t n)
 {
     const size_t size =
         (n + 4095) / 4096 * 4096 + 4096; // a page that stays closed behind each block
     if (!region)
-        region = (unsigned char *)mmap(nullptr, region_bytes, stays_open() ? PROT_READ | PROT_WRITE : PROT_NONE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        region = (unsigned char *)map_region();
     for (auto it = unused.begin(); it != unused.end(); ++it)
         if (it->second == size) {
             *p = it->first;
@@ -85,6 +102,7 @@ extern "C" cudaError_t cudaMalloc(void **p, size_t n)
 extern "C" cudaError_t cudaFree(void *p)
 {
     if (!p) return cudaSuccess;
+    emu::drain();
     auto it = used.find((unsigned char *)p);
     if (it == used.end()) {
         std::fprintf(stderr, "emu: cudaFree of a pointer that was not allocated\n");
@@ -239,6 +257,8 @@ static void run_block()
 
 cudaError_t launch(dim3 grid, dim3 block, size_t smem, const std::function<void()> &body)
 {
+    static std::mutex one; // the fibers' state is one kernel's
+    const std::lock_guard<std::mutex> hold(one);
     access_guard g;
     if (smem > sizeof shared || block.x * block.y * block.z > MAX_THREADS || grid.y > 65535 ||
         grid.z > 65535) {
@@ -311,11 +331,6 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     *total = region_bytes;
     return cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
-{
-    *p = std::malloc(n);
-    return *p ? cudaSuccess : cudaErrorMemoryAllocation;
-}
 /* Nothing is recorded here: steps go call by call. */
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *) { return cudaErrorNotSupported; }
@@ -332,76 +347,6 @@ cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t, cudaMemcpy3DParms *)
 cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaErrorNotSupported; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaErrorNotSupported; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *at, const void *p)
-{
-    std::memset(at, 0, sizeof *at);
-    at->type = cudaMemoryTypeHost; // kernels here reach all of it
-    at->devicePointer = const_cast<void *>(p);
-    return cudaSuccess;
-}
-cudaError_t cudaFreeHost(void *p)
-{
-    std::free(p);
-    return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind, cudaStream_t)
-{
-    static std::mutex one; // uploads come from several threads
-    const std::lock_guard<std::mutex> lock(one);
-    access_guard g;
-    std::memcpy(to, from, n);
-    return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t)
-{
-    access_guard g;
-    std::memset(p, v, n);
-    return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
-{
-    *s = nullptr;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t)
-{
-    return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t)
-{
-    return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t *e)
-{
-    *e = nullptr;
-    return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
-{
-    *e = nullptr;
-    return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t)
-{
-    return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
-{
-    return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned)
-{
-    return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t)
-{
-    return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
-{
-    *ms = 1.0f;
-    return cudaSuccess;
-}
 cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int)
 {
     return cudaSuccess;
@@ -582,21 +527,28 @@ static void put(cudaDataType_t t, void *p, int64_t i, float v)
     }
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *, const void *A,
-                              cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb,
-                              const void *beta, const void *, cublasLtMatrixLayout_t, void *D,
-                              cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *, void *,
-                              size_t, cudaStream_t)
+/* A product as it was asked for. */
+struct product {
+    emu_op o;
+    emu_layout a, b, d;
+    int64_t m, n, k;
+    const void *A, *B;
+    void *D;
+    float beta;
+};
+
+static void multiply(const product &p)
 {
     access_guard g;
-    const emu_op &o = ops[d];
-    const int64_t m = (int64_t)extents[ld].first, n = (int64_t)extents[ld].second;
-    const int64_t k = (int64_t)(o.ta == CUBLAS_OP_T ? extents[la].first : extents[la].second);
-    const emu_layout wa = layouts[la], wb = layouts[lb], wd = layouts[ld];
+    const emu_op &o = p.o;
+    const int64_t m = p.m, n = p.n, k = p.k;
+    const emu_layout wa = p.a, wb = p.b, wd = p.d;
+    const void *A = p.A, *B = p.B;
+    void *D = p.D;
     if (wd.type == CUDA_R_64F) {
         multiply_f64(o, m, n, k, (const double *)A, wa.ld, (const double *)B, wb.ld, (double *)D,
                      wd.ld);
-        return CUBLAS_STATUS_SUCCESS;
+        return;
     }
     std::vector<float> a((size_t)(m * k)), b((size_t)(n * k));
 
@@ -622,9 +574,26 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
                       ((part[4] + part[5]) + (part[6] + part[7]));
             if (o.sa) s *= ((const float *)o.sa)[i] * ((const float *)o.sb)[j];
             if (o.has_bias) s += get(wd.type, o.bias, i);
-            if (*(const float *)beta != 0) s += *(const float *)beta * get(wd.type, D, i + j * wd.ld);
+            if (p.beta != 0) s += p.beta * get(wd.type, D, i + j * wd.ld);
             put(wd.type, D, i + j * wd.ld, s);
         }
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *, const void *A,
+                              cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb,
+                              const void *beta, const void *, cublasLtMatrixLayout_t, void *D,
+                              cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *, void *,
+                              size_t, cudaStream_t stream)
+{
+    product p = {ops[d], layouts[la], layouts[lb], layouts[ld], 0, 0, 0, A, B, D, 0};
+    p.m = (int64_t)extents[ld].first;
+    p.n = (int64_t)extents[ld].second;
+    p.k = (int64_t)(p.o.ta == CUBLAS_OP_T ? extents[la].first : extents[la].second);
+    if (p.d.type != CUDA_R_64F) p.beta = *(const float *)beta;
+    emu::enqueue(stream, [p] {
+        multiply(p);
+        return true;
+    });
     return CUBLAS_STATUS_SUCCESS;
 }
 

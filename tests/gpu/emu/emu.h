@@ -4,7 +4,8 @@
  * barriers of the obvious kind and wrong fragments; it knows nothing of memory models or speed.
  *
  * device.cuh includes this when H3_CUDA_EMULATE is set; the kernels are then compiled as C++.
- * emu.cc holds the scheduler and what the backend uses of the CUDA runtime, cuBLASLt and cuDNN.
+ * emu.cc holds the scheduler and what the backend uses of the CUDA runtime, cuBLASLt and cuDNN; streams.cc and nccl.cc
+ * what ranks on several GPUs use of it.
  */
 #ifndef H3_TESTS_GPU_EMU_H
 #define H3_TESTS_GPU_EMU_H
@@ -13,8 +14,11 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <tuple>
 
 #include <cuda_runtime.h>
+
+#include "streams.h"
 
 #undef __shared__
 #undef __launch_bounds__
@@ -36,6 +40,20 @@ unsigned char *slot(unsigned lane);
 unsigned lane();
 cudaError_t launch(dim3 grid, dim3 block, size_t smem, const std::function<void()> &body);
 
+/* Arguments are what they are now, as of a real launch. */
+template <typename... P, typename... A>
+cudaError_t run(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, cudaStream_t s, A... args)
+{
+    const std::tuple<std::decay_t<P>...> kept((P)args...);
+    const auto body = [=] { std::apply(kernel, kept); };
+    if (!s) return launch(grid, block, smem, body);
+    enqueue(s, [=] {
+        launch(grid, block, smem, body);
+        return true;
+    });
+    return cudaSuccess;
+}
+
 template <typename T> T exchange(T v, unsigned from)
 {
     std::memcpy(slot(lane()), &v, sizeof v);
@@ -53,7 +71,7 @@ template <typename T> T exchange(T v, unsigned from)
 #define gridDim   emu::gdim
 
 #define H3_RUN(kernel, grid, block, smem, stream, ...) \
-    ((void)(stream), emu::launch((grid), (block), (smem), [=]() { (kernel)(__VA_ARGS__); }))
+    emu::run((kernel), (grid), (block), (smem), (stream), __VA_ARGS__)
 #define H3_SHARED(type, name) type *const name = (type *)emu::shared
 
 static inline void __syncthreads()
