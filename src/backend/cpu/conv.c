@@ -27,7 +27,12 @@ typedef struct conv_ctx {
 static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                  void *rows)
 {
-    ISA(h3_cpu_fill_weight)(((const conv_ctx *)ctx)->w, n0, n, k0, kc, dst, rows, true);
+    ISA(h3_cpu_fill_weight)(((const conv_ctx *)ctx)->w, n0, n, k0, kc, dst, rows);
+}
+
+static void ahead(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
+{
+    ISA(h3_cpu_call_weight)(((const conv_ctx *)ctx)->w, n0, n, k0, kc);
 }
 
 /* `len` pixels of one output line for one tap: from[index[i]], or 0 where the index is -1. */
@@ -194,6 +199,7 @@ static h3_status conv(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, c
                     .ctx = &g,
                     .row_scratch = ISA(h3_cpu_fill_scratch)(w),
                     .fill = fill,
+                    .ahead = ahead,
                     .pack = pack,
                     .store = store,
                     .direct = c->stride[2] == 1 ? direct : NULL,
@@ -287,8 +293,8 @@ static void up_block(const up_ctx *g, int64_t block, float *room)
             up_pack(g, from + p * NR, k0, kc, b);
             for (int64_t i = 0; i < rows; i += MR)
                 ISA(h3_cpu_tile_cols)
-                ((int)(rows - i < MR ? rows - i : MR), kc, a + i, most, b, c + (p * most + i) * NR,
-                 k0 > 0, half);
+            ((int)(rows - i < MR ? rows - i : MR), kc, a + i, most, b, c + (p * most + i) * NR,
+             k0 > 0, half);
             for (int64_t i = 0; i < rows && half; i++) // what the half tile left
                 v_store(c + (p * most + i) * NR + VL, v_set(0));
         }

@@ -18,7 +18,12 @@ static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
                  void *rows)
 {
     const h3_gemm *g = ctx;
-    ISA(h3_cpu_fill_weight)(g->w, n0, n, k0, kc, dst, rows, true);
+    ISA(h3_cpu_fill_weight)(g->w, n0, n, k0, kc, dst, rows);
+}
+
+static void ahead(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
+{
+    ISA(h3_cpu_call_weight)(((const h3_gemm *)ctx)->w, n0, n, k0, kc);
 }
 
 /* Rows of x become lanes: VL x VL blocks transposed in registers, the rest one by one. */
@@ -251,6 +256,7 @@ static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h
                     .ctx = &g,
                     .row_scratch = ISA(h3_cpu_fill_scratch)(w),
                     .fill = fill,
+                    .ahead = ahead,
                     .pack = pack,
                     .store = store};
     st = ISA(h3_cpu_low)(d, &g, &p);

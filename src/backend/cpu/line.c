@@ -250,17 +250,14 @@ static void turn_weight(const line_ctx *g, int64_t n0, int64_t n1, int64_t k0, i
         g->w->n_parts == 1 && !g->w->n_lora && h3_part_is_plain(p) && p->encoding == H3_ENC_F32;
     const float *row[GROUP];
 
-    if (!in_place) ISA(h3_cpu_fill_weight)(g->w, n0, n1 - n0, k0, n, room, rows, true);
+    if (!in_place) ISA(h3_cpu_fill_weight)(g->w, n0, n1 - n0, k0, n, room, rows);
     for (int64_t i = 0; i < GROUP; i++) { // rows past the end repeat the last one
         const int64_t r = least(n0 + i, n1 - 1);
         row[i] = in_place
                      ? (const float *)((const uint8_t *)p->data + (size_t)r * p->row_bytes) + k0
                      : room + (r - n0) * LDA;
     }
-    if (in_place && k0 + n < g->w->cols) // short runs of many rows: no hardware sees them coming
-        for (int64_t i = 0; i < n1 - n0; i++)
-            for (int64_t k = 0; k < n; k += 16)
-                __builtin_prefetch(row[i] + n + k, 0, 2);
+    if (k0 + n < g->w->cols) ISA(h3_cpu_call_weight)(g->w, n0, n1 - n0, k0 + n, n);
     for (int i0 = 0; i0 < GROUP; i0 += VL)
         for (int64_t from = 0; from < n; from += VL) {
             const int64_t k = n - from >= VL || n < VL ? from : n - VL; // the last vector overlaps

@@ -323,21 +323,12 @@ static const uint8_t *row_of(const h3_weight *w, int64_t n)
     return (const uint8_t *)w->part[i].data + (size_t)n * w->part[i].row_bytes;
 }
 
-/* A run of a weight's row; the run after it is the next pass's. Past a file's end a prefetch does
- * nothing. */
-static void copy_run(float *to, const uint8_t *from, size_t bytes)
-{
-    memcpy(to, from, bytes);
-    for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(from + bytes + i, 0, 2);
-}
-
 static void fill_bf16(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                       void *rows UNUSED)
 {
     const h3_gemm *g = ctx;
     for (int64_t i = 0; i < n; i++)
-        copy_run(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
+        memcpy(dst + i * LDA, row_of(g->w, n0 + i) + k0 * 4, (size_t)kc * 4);
 }
 
 /* Groups as stored, bf16 pairs or bytes, in tiles of AMX. */
@@ -357,12 +348,22 @@ static void call_pairs(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
     ISA(h3_cpu_call_weight)(((const h3_gemm *)ctx)->w, n0, n, 2 * k0, 2 * kc);
 }
 
+/* Bytes [from, to) of rows. */
+static void call_rows(const h3_gemm *g, int64_t n0, int64_t n, int64_t from, int64_t to)
+{
+    for (int64_t i = n0; i < n0 + n; i++)
+        for (int64_t k = from; k < to; k += 64)
+            __builtin_prefetch(row_of(g->w, i) + k, 0, 2);
+}
+
 static void call_bytes(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
 {
-    const h3_gemm *g = ctx;
-    for (int64_t i = n0; i < n0 + n; i++)
-        for (int64_t k = 4 * k0; k < 4 * (k0 + kc); k += 64)
-            __builtin_prefetch(row_of(g->w, i) + k, 0, 2);
+    call_rows(ctx, n0, n, 4 * k0, 4 * (k0 + kc));
+}
+
+static void call_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
+{
+    call_rows(ctx, n0, n, k0 / 8 * 34, (k0 + kc) / 8 * 34);
 }
 
 /* Where group k of lanes j.. of B lies. */
@@ -415,8 +416,7 @@ static void fill_split(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
     for (int64_t i = 0; i < n; i += AT_A_TIME) {
         const int64_t take = n - i < AT_A_TIME ? n - i : AT_A_TIME;
         ISA(h3_cpu_fill_weight)
-        (g->w, n0 + i, take, 2 * k0, 2 * kc, wide, rows ? (float *)rows + i * g->w->cols : NULL,
-         false);
+        (g->w, n0 + i, take, 2 * k0, 2 * kc, wide, rows ? (float *)rows + i * g->w->cols : NULL);
         for (int64_t r = 0; r < take; r++)
             for (int64_t k = 0; k < kc; k += VL) {
                 vf piece[3];
@@ -479,6 +479,7 @@ static bool use_amx(const h3_dev *d, h3_gemm *g, h3_product *p, bool is_coarse)
     p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b};
     g->split = p->split;
     p->fill = is_plain ? fill_tiles : fill_split;
+    p->is_any_depth = is_plain;
     p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;
     if (is_plain) p->row_scratch = 0;
     return true;
@@ -565,12 +566,26 @@ static void pack_int8(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_
     }
 }
 
-static int32_t sum_of(const int8_t *p, int64_t n)
+/* Sums of bytes as dots with ones. */
+INLINE VNNI int32_t sum_of_32(__m256i bytes)
 {
-    int32_t s = 0;
-    for (int64_t i = 0; i < n; i++)
-        s += p[i];
-    return s;
+    const __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
+
+VNNI static int32_t sum_of(const int8_t *p, int64_t n)
+{
+    vi s = (vi)_mm512_setzero_si512();
+    int32_t sum = 0;
+    int64_t i = 0;
+
+    for (; i + 64 <= n; i += 64)
+        s = dot_int8(s, (vi)_mm512_set1_epi8(1), load_int(p + i));
+    for (; i < n; i++)
+        sum += p[i];
+    return sum + _mm512_reduce_add_epi32((__m512i)s);
 }
 
 static void fill_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
@@ -589,22 +604,24 @@ static void fill_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_
     }
 }
 
-static void fill_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
-                    void *rows UNUSED)
+VNNI static void fill_q8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                         void *rows UNUSED)
 {
     const h3_gemm *g = ctx;
 
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t b = 0; b < kc / 8; b++) {
-            const uint8_t *from = row_of(g->w, n0 + i) + (k0 / 8 + b) * 34;
-            const int32_t correction = -128 * sum_of((const int8_t *)from + 2, 32);
-            float *to = dst + i * LDA + b * Q8_WORDS;
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t *from = row_of(g->w, n0 + i) + k0 / 8 * 34;
+        float *to = dst + i * LDA;
+        for (int64_t b = 0; b < kc / 8; b++, from += 34, to += Q8_WORDS) {
+            const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(from + 2));
+            const int32_t correction = -128 * sum_of_32(bytes);
             uint16_t half;
             memcpy(&half, from, sizeof half);
-            memcpy(to, from + 2, 32);
-            to[8] = h3_f16_to_f32(half);
+            _mm256_storeu_si256((__m256i *)(void *)to, bytes);
+            to[8] = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
             memcpy(to + 9, &correction, sizeof correction);
         }
+    }
 }
 
 enum { GGML_Q8_0 = 8 };
@@ -637,6 +654,7 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
     p->kc = is_q8 ? Q8_KC : KC;
     p->tile = is_q8 ? tile_q8 : tile_int8;
     p->fill = is_q8 ? fill_q8 : fill_int8;
+    p->ahead = is_q8 ? call_q8 : call_bytes;
     p->pack = pack_int8;
     p->packs_whole = true;
     p->row_scratch = 0;
@@ -647,7 +665,7 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
         p->split = g->split = (h3_amx_split){.n_a = 1, .n_b = 1};
         p->tile = ISA(h3_cpu_amx_int8);
         p->fill = fill_tiles;
-        p->ahead = call_bytes;
+        p->is_any_depth = true;
     }
     return H3_OK;
 }
@@ -666,6 +684,7 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
         p->k = g->w->cols / 2;
         p->tile = ISA(h3_cpu_bf16_rows);
         p->fill = fill_bf16;
+        p->ahead = call_pairs;
         p->pack = pack_bf16;
         p->row_scratch = 0;
     }

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "choice.h"
@@ -12,19 +13,33 @@
 #include "line.h"
 #include "size.h"
 
+/* Panels and sums are walked in an order that goes through many pages: in large ones, where the
+ * system has them, products take 1 to 2 % less time (Zen 4). Small workspaces would only grow. */
+enum { PAGE = 1 << 12, LARGE_PAGE = 1 << 21, LARGE_WORK = 16 << 20 };
+
+static void *work_memory(size_t bytes)
+{
+    void *p = NULL;
+    const bool is_large = bytes >= LARGE_WORK;
+
+    if (posix_memalign(&p, is_large ? LARGE_PAGE : PAGE, bytes) != 0) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (is_large) (void)madvise(p, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return p;
+}
+
 h3_status h3_cpu_work(h3_dev *d, size_t bytes, void **out)
 {
     h3_backend *b = d->backend;
 
     if (bytes > b->work_bytes) {
-        void *p = NULL;
         const size_t want = h3_align_up(bytes, 1u << 16);
         free(b->work);
         b->work = NULL;
         b->work_bytes = 0;
-        if (posix_memalign(&p, 1u << 12, want) != 0)
-            return h3_fail(H3_E_NOMEM, "no memory for %zu bytes of CPU workspace", want);
-        b->work = p;
+        b->work = work_memory(want);
+        if (!b->work) return h3_fail(H3_E_NOMEM, "no memory for %zu bytes of CPU workspace", want);
         b->work_bytes = want;
     }
     *out = b->work;
@@ -57,9 +72,10 @@ static size_t shared_bytes(bool is_split, int64_t rows, int64_t cols)
  * panel. Quantised weights add whole rows to that. */
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
-    const size_t lanes = (size_t)(rows && rows < 1024 ? rows : 1024);
     const bool is_split = d->backend->pairs == H3_PAIRS_AMX;
+    size_t lanes = (size_t)(rows && rows < 1024 ? rows : 1024); // of sums, NB rows each
 
+    if (is_split && lanes < 512) lanes = 512; // there fewer lanes have more rows
     return shared_bytes(is_split, rows, cols) +
            (size_t)d->n_threads * ((lanes + (is_split ? 530 : 320)) * 896);
 }

@@ -145,13 +145,11 @@ static void call_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t
         __builtin_prefetch(at + i, 0, 2);
 }
 
-static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t kc, float *dst,
-                         bool ahead)
+static void part_columns(const h3_weight_part *p, int64_t r, int64_t k0, int64_t kc, float *dst)
 {
     static const h3_dtype dtype[] = {H3_F32, H3_BF16, H3_F16};
     const uint8_t *row = (const uint8_t *)p->data + (size_t)r * p->row_bytes;
 
-    if (ahead && k0 + kc < p->cols) call_columns(p, r, k0 + kc, kc);
     if (p->encoding <= H3_ENC_F16)
         h3_decode_dtype(dtype[p->encoding], row + (size_t)k0 * plain_bytes(p), kc, dst);
     else
@@ -165,7 +163,7 @@ size_t ISA(h3_cpu_fill_scratch)(const h3_weight *w)
 }
 
 void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
-                             float *dst, void *row_scratch, bool ahead)
+                             float *dst, void *row_scratch)
 {
     if (row_scratch) { // whole rows once, at the first columns
         float *rows = row_scratch;
@@ -179,7 +177,7 @@ void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t 
         const int64_t lo = n0 > first ? n0 : first, end = first + w->part[i].rows;
         const int64_t hi = n0 + n < end ? n0 + n : end;
         for (int64_t r = lo; r < hi; r++)
-            part_columns(&w->part[i], r - first, k0, kc, dst + (r - n0) * LDA, ahead);
+            part_columns(&w->part[i], r - first, k0, kc, dst + (r - n0) * LDA);
     }
 }
 
@@ -200,7 +198,7 @@ void ISA(h3_cpu_call_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t 
 typedef struct cut {
     int64_t panels;    // of the whole of B
     int64_t per_block; // panels per block of C
-    int64_t per_n;     // rows of A per block, at most NB
+    int64_t per_n;     // rows of A per block
     int64_t blocks_n, blocks_m;
     size_t b_bytes;      // shared panels of B, or one panel's piece per thread
     size_t thread_bytes; // per thread: tile, C, own piece of B, row scratch
@@ -229,16 +227,17 @@ static int64_t panel_floats(const h3_product *p)
     return n % (4 * PANEL_GAP) ? n : n + PANEL_GAP / 2;
 }
 
-/* Rows of A in tiles at a time on AMX. Of single pieces a group stays in level 1 and panels of B in
- * level 2; B in pieces is too long for that, so each panel comes once for all rows of a block. */
-static int64_t amx_rows(const h3_product *p)
-{
-    return p->split.n_b > 1 ? NB : AMX_ROWS;
-}
-
 static int64_t tile_floats(const h3_product *p)
 {
-    return p->is_amx ? p->split.n_a * amx_rows(p) * p->kc : (int64_t)NB * LDA;
+    return p->is_amx ? p->split.n_a * NB * p->kc : (int64_t)NB * LDA;
+}
+
+/* Rows of A per block at most. On AMX few panels leave room for more rows in C: B in pieces is
+ * longer than level 2 and comes again for every block. */
+static int64_t max_rows(const h3_product *p, int64_t panels)
+{
+    if (!p->is_amx || p->row_scratch) return NB;
+    return max_panels(p) / least(panels, max_panels(p)) * NB;
 }
 
 /* Cycles of a block for each group of k, roughly: its products, bringing its rows of A into tiles,
@@ -261,7 +260,7 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     const int64_t group = p->is_amx ? AMX_ROWS : MR;
     double least_cycles = 0;
 
-    c.blocks_n = h3_ceil_div(p->n, NB);
+    c.blocks_n = h3_ceil_div(p->n, max_rows(p, panels));
     c.per_n = h3_ceil_div(h3_ceil_div(p->n, c.blocks_n), group) * group; // even, in whole groups
     for (bool is_last_n = false; !is_last_n;
          c.per_n = h3_ceil_div(h3_ceil_div(c.per_n, 2), group) * group) {
@@ -284,10 +283,109 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
     c = best;
     c.b_bytes = p->share ? (size_t)c.panels * (size_t)panel_floats(p) * sizeof(float) : 0;
     c.thread_bytes = (size_t)tile_floats(p) * sizeof(float) +
-                     (size_t)c.per_block * NB * NR * sizeof(float) +
+                     (size_t)(c.per_block * c.per_n) * NR * sizeof(float) +
                      (size_t)KC * NR * sizeof(float);
     c.thread_bytes = h3_align_up(c.thread_bytes, 64) + h3_align_up(p->row_scratch, 64);
     return c;
+}
+
+/* One thread's block of C. */
+typedef struct block {
+    const h3_product *p;
+    int64_t n0, n, per_n;    // rows of A, and of C's panels
+    int64_t p0, p1;          // panels of B
+    int64_t m_base, m_end;   // lanes of the slab
+    const float *b;          // its panels where they are shared
+    float *a, *sums, *own_b; // a tile, C, a piece of a panel
+    unsigned char *rows;     // row scratch
+} block;
+
+/* Where columns k.. of a shared panel lie, and the floats of kc of them. */
+static int64_t piece_floats(const h3_product *p, int64_t kc)
+{
+    return kc * NR * (p->is_amx ? p->split.n_b : 1);
+}
+
+static const float *piece_at(const block *t, int64_t panel, int64_t k)
+{
+    return t->b + panel * panel_floats(t->p) + piece_floats(t->p, k);
+}
+
+/* Numbers that will be read next. They are called for into level 2 while tiles work, a share with
+ * each tile: left to the loads, a piece of a panel would stall the tiles for as long as they take.
+ */
+typedef struct coming {
+    const float *at;
+    int64_t n;
+} coming;
+
+/* The piece of B after that of (panel, k), which is `step` deep. */
+static coming next_piece(const block *t, int64_t panel, int64_t k, int64_t step)
+{
+    const bool is_last = panel + 1 == t->p1;
+    const int64_t then = is_last ? k + step : k;
+
+    if (then >= t->p->k) return (coming){0};
+    return (coming){.at = piece_at(t, is_last ? t->p0 : panel + 1, then),
+                    .n = piece_floats(t->p, least(step, t->p->k - then))};
+}
+
+/* Share i of n of it. */
+INLINE void call_share(coming c, int64_t i, int64_t n)
+{
+    enum { LINE = 64 / sizeof(float) };
+    for (int64_t k = c.n * i / n / LINE * LINE, end = c.n * (i + 1) / n; k < end; k += LINE)
+        __builtin_prefetch(c.at + k, 0, 2);
+}
+
+/* Rows of A to come are called for by share i of n as well, so that memory works while tiles do. */
+static void call_rows(const block *t, int64_t n0, int64_t rows, int64_t k0, int64_t kc, int64_t i,
+                      int64_t n)
+{
+    const int64_t lo = rows * i / n, hi = rows * (i + 1) / n;
+    if (t->p->ahead && hi > lo) t->p->ahead(t->p->ctx, n0 + lo, hi - lo, k0, kc);
+}
+
+/* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
+ * `at` NULL: b is packed. */
+static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, const float *b,
+                   const int64_t *at, float *c, bool add, bool half, coming next)
+{
+    const int64_t n_groups = h3_ceil_div(n, MR);
+    const h3_tile_fn rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
+
+    for (int64_t g = 0, i = 0; g < n_groups; g++) {
+        const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
+        call_share(next, g, n_groups);
+        if (at)
+            ISA(h3_cpu_tile_direct)((int)take, kc, a + i * LDA, b, at, c + i * NR, add);
+        else
+            rows((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
+        i += take;
+    }
+}
+
+static void plain_block(const block *t)
+{
+    const h3_product *p = t->p;
+    const int64_t step = p->kc ? p->kc : KC;
+
+    for (int64_t k0 = 0; k0 < p->k; k0 += step) {
+        const int64_t kc = least(step, p->k - k0), k1 = k0 + kc;
+        p->fill(p->ctx, t->n0, t->n, k0, kc, t->a, t->rows);
+        for (int64_t q = t->p0; q < t->p1; q++) {
+            const int64_t m0 = t->m_base + q * NR, m = least(NR, t->m_end - m0);
+            const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
+            const float *b = in_place ? in_place : p->share ? piece_at(t, q, k0) : t->own_b;
+            float *sum = t->sums + (q - t->p0) * t->per_n * NR;
+            if (!in_place && !p->share) p->pack(p->ctx, m0, m, k0, kc, t->own_b);
+            groups(p, t->n, kc, t->a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL,
+                   p->share ? next_piece(t, q, k0, step) : (coming){0});
+            if (k1 == p->k) p->store(p->ctx, t->n0, t->n, m0, m, sum);
+            if (k1 < p->k)
+                call_rows(t, t->n0, t->n, k1, least(step, p->k - k1), q - t->p0, t->p1 - t->p0);
+        }
+    }
 }
 
 #if VL == 16
@@ -299,103 +397,95 @@ static void amx_tile(const h3_product *p, int rows, int64_t kc, const float *a, 
     else
         ISA(h3_cpu_amx_bf16)(&p->split, rows, kc, a, b, c, add, half);
 }
-#endif
 
-/* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
- * `at` NULL: b is packed. */
-static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, const float *b,
-                   const int64_t *at, float *c, bool add, bool half)
+/* Groups of k in tiles at a time on AMX. Rows of a weight that is only copied come in longer runs
+ * where few panels of B leave level 2 room for as much of them. */
+static int64_t amx_depth(const h3_product *p, int64_t panels)
 {
-    const int64_t n_groups = h3_ceil_div(n, MR);
-    const h3_tile_fn rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
+    enum { MOST = 4, ROOM = 600 << 10 };
+    int64_t depth = p->kc;
 
-    for (int64_t g = 0, i = 0; g < n_groups; g++) {
-        const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
-        if (at)
-            ISA(h3_cpu_tile_direct)((int)take, kc, a + i * LDA, b, at, c + i * NR, add);
-        else
-            rows((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
-        i += take;
-    }
+    if (p->is_any_depth)
+        while (depth < MOST * p->kc &&
+               2 * depth * panels * NR * p->split.n_b * (int64_t)sizeof(float) <= ROOM)
+            depth *= 2;
+    return depth;
 }
 
-#if VL == 16
-/* A block of C on AMX, so many rows at a time that their tiles of A stay in cache while all panels
- * pass. Between two panels some of the rows to come are called for, so that memory works while the
- * tiles do. */
-static void amx_block(const h3_product *p, const cut *c, int64_t n0, int64_t n, int64_t p0,
-                      int64_t p1, const float *shared_b, int64_t m_base, int64_t m_end, float *a,
-                      float *sums, unsigned char *row_scratch)
+/* Rows of A in tiles at a time. Of single pieces a group stays in level 1 and panels of B in
+ * level 2; B in pieces is too long for that, so each panel comes once for many rows. */
+static int64_t amx_rows(const h3_product *p, int64_t depth)
 {
-    const int64_t chunk = amx_rows(p), n_b = p->split.n_b;
-    /* Operands in pieces are long: half of a pass fits level 1. */
-    const int64_t step = p->split.n_a > 1 && n_b > 1 ? p->kc / 2 : p->kc;
+    return p->split.n_b > 1 ? NB * p->kc / depth / AMX_ROWS * AMX_ROWS : AMX_ROWS;
+}
 
-    ISA(h3_cpu_amx_begin)();
-    for (int64_t k0 = 0; k0 < p->k; k0 += p->kc) {
-        const int64_t kc = least(p->kc, p->k - k0), n_parts = h3_ceil_div(kc, step) * (p1 - p0);
-        for (int64_t i = 0; i < n; i += chunk) {
-            const int64_t rows = least(chunk, n - i);
-            const bool same = i + chunk < n; // the next rows are of this pass
-            const int64_t next = n0 + (same ? i + chunk : 0), next_k = same ? k0 : k0 + kc;
-            const int64_t n_next = p->ahead && next_k < p->k ? least(chunk, n0 + n - next) : 0;
-            p->fill(p->ctx, n0 + i, rows, k0, kc, a,
-                    row_scratch ? row_scratch + (size_t)i * (p->row_scratch / NB) : NULL);
+/* On AMX, so many rows at a time that their tiles of A stay in cache while all panels pass. Sums
+ * are kept `step` columns at a time whatever the depth of a pass, which results do not depend on.
+ */
+static void amx_block(const block *t)
+{
+    const h3_product *p = t->p;
+    const int64_t depth = amx_depth(p, t->p1 - t->p0), chunk = amx_rows(p, depth);
+    /* Operands in pieces are long: half of a pass fits level 1. */
+    const int64_t step = p->split.n_a > 1 && p->split.n_b > 1 ? p->kc / 2 : p->kc;
+
+    for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
+        const int64_t kc = least(depth, p->k - k0);
+        const int64_t n_parts = h3_ceil_div(kc, step) * (t->p1 - t->p0);
+        for (int64_t i = 0; i < t->n; i += chunk) {
+            const int64_t rows = least(chunk, t->n - i);
+            const bool same = i + chunk < t->n; // the next rows are of this pass
+            const int64_t next = same ? i + chunk : 0, next_k = same ? k0 : k0 + kc;
+            const int64_t n_next = next_k < p->k ? least(chunk, t->n - next) : 0;
             int64_t part = 0;
+            p->fill(p->ctx, t->n0 + i, rows, k0, kc, t->a,
+                    t->rows ? t->rows + (size_t)i * (p->row_scratch / NB) : NULL);
             for (int64_t k = 0; k < kc; k += step)
-                for (int64_t q = p0; q < p1; q++, part++) {
-                    const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
-                    const float *b = shared_b + q * panel_floats(p) + h3_amx_b(k0 + k, 0, n_b, 0);
-                    float *sum = sums + ((q - p0) * c->per_n + i) * NR;
-                    for (int64_t r = 0; r < rows; r += AMX_ROWS)
+                for (int64_t q = t->p0; q < t->p1; q++, part++) {
+                    const int64_t m0 = t->m_base + q * NR, m = least(NR, t->m_end - m0);
+                    const coming b = i == 0 ? next_piece(t, q, k0 + k, step) : (coming){0};
+                    float *sum = t->sums + ((q - t->p0) * t->per_n + i) * NR;
+                    for (int64_t r = 0; r < rows; r += AMX_ROWS) {
+                        call_share(b, r / AMX_ROWS, h3_ceil_div(rows, AMX_ROWS));
                         amx_tile(p, (int)least(AMX_ROWS, rows - r), least(step, kc - k),
-                                 a + h3_amx_a(r, k, kc, p->split.n_a, 0), b, sum + r * NR,
-                                 k0 + k > 0, m <= VL);
-                    if (k0 + k + step >= p->k) p->store(p->ctx, n0 + i, rows, m0, m, sum);
-                    const int64_t lo = n_next * part / n_parts, hi = n_next * (part + 1) / n_parts;
-                    if (hi > lo)
-                        p->ahead(p->ctx, next + lo, hi - lo, next_k, least(p->kc, p->k - next_k));
+                                 t->a + h3_amx_a(r, k, kc, p->split.n_a, 0), piece_at(t, q, k0 + k),
+                                 sum + r * NR, k0 + k > 0, m <= VL);
+                    }
+                    if (k0 + k + step >= p->k) p->store(p->ctx, t->n0 + i, rows, m0, m, sum);
+                    call_rows(t, t->n0 + next, n_next, next_k, least(depth, p->k - next_k), part,
+                              n_parts);
                 }
         }
     }
-    ISA(h3_cpu_amx_end)();
 }
 #endif
 
-static void one_block(const h3_product *p, const cut *c, int64_t block, const float *shared_b,
+static void one_block(const h3_product *p, const cut *c, int64_t i, const float *shared_b,
                       int64_t m_base, int64_t m_end, unsigned char *mine)
 {
-    const int64_t n0 = block / c->blocks_m * c->per_n, n = least(c->per_n, p->n - n0);
-    const int64_t p0 = block % c->blocks_m * c->per_block, p1 = least(p0 + c->per_block, c->panels);
-    const int64_t step = p->kc ? p->kc : KC;
-    float *a = (float *)mine, *sums = a + tile_floats(p);
-    float *own_b = sums + c->per_block * NB * NR;
-    void *rows = p->row_scratch ? mine + c->thread_bytes - h3_align_up(p->row_scratch, 64) : NULL;
-
+    const int64_t n0 = i / c->blocks_m * c->per_n, p0 = i % c->blocks_m * c->per_block;
+    block t = {.p = p,
+               .n0 = n0,
+               .n = least(c->per_n, p->n - n0),
+               .per_n = c->per_n,
+               .p0 = p0,
+               .p1 = least(p0 + c->per_block, c->panels),
+               .m_base = m_base,
+               .m_end = m_end,
+               .b = shared_b,
+               .a = (float *)mine};
+    t.sums = t.a + tile_floats(p);
+    t.own_b = t.sums + c->per_block * c->per_n * NR;
+    if (p->row_scratch) t.rows = mine + c->thread_bytes - h3_align_up(p->row_scratch, 64);
 #if VL == 16
     if (p->is_amx) {
-        amx_block(p, c, n0, n, p0, p1, shared_b, m_base, m_end, a, sums, rows);
+        ISA(h3_cpu_amx_begin)();
+        amx_block(&t);
+        ISA(h3_cpu_amx_end)();
         return;
     }
 #endif
-    for (int64_t k0 = 0; k0 < p->k; k0 += step) {
-        const int64_t kc = least(step, p->k - k0);
-        p->fill(p->ctx, n0, n, k0, kc, a, rows);
-        for (int64_t q = p0; q < p1; q++) {
-            const int64_t m0 = m_base + q * NR, m = least(NR, m_end - m0);
-            const float *b = shared_b + q * panel_floats(p) + k0 * NR;
-            const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
-            float *sum = sums + (q - p0) * NB * NR;
-            if (in_place) {
-                b = in_place;
-            } else if (!p->share) {
-                p->pack(p->ctx, m0, m, k0, kc, own_b);
-                b = own_b;
-            }
-            groups(p, n, kc, a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL);
-            if (k0 + kc == p->k) p->store(p->ctx, n0, n, m0, m, sum);
-        }
-    }
+    plain_block(&t);
 }
 
 /* Lanes of B packed at a time when it is shared: at most 64 MB and 1024 rows. Widening A again for
@@ -443,8 +533,8 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
                 }
             }
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t block = 0; block < c.blocks_n * c.blocks_m; block++)
-                one_block(p, &c, block, b, base, end,
+            for (int64_t i = 0; i < c.blocks_n * c.blocks_m; i++)
+                one_block(p, &c, i, b, base, end,
                           threads + (size_t)omp_get_thread_num() * c.thread_bytes);
         }
     }

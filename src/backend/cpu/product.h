@@ -122,12 +122,13 @@ typedef struct h3_product {
     bool packs_whole;   ///< pack wants all of k at once
     int64_t kc;         ///< columns per pass, 0: KC
     bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS
+    bool is_any_depth;  ///< AMX: fill takes more than kc columns at a time
     h3_amx_split split; ///< AMX, when tile is NULL: bf16, A and B in pieces
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                  void *row_scratch);
-    /* AMX, may be NULL: rows and columns that a later fill will ask for. */
+    /* May be NULL: rows and columns that a later fill will ask for. */
     void (*ahead)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc);
     void (*pack)(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst);
     void (*store)(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c);
@@ -137,9 +138,9 @@ typedef struct h3_product {
 
 h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p);
 
-/** fill for a weight as stored; `ahead`: the same rows' next columns are called for. */
+/** fill for a weight as stored. */
 void ISA(h3_cpu_fill_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc,
-                             float *dst, void *row_scratch, bool ahead);
+                             float *dst, void *row_scratch);
 /** Calls for rows [n0, n0 + n), columns [k0, k0 + kc) of w as far as they can be decoded alone. */
 void ISA(h3_cpu_call_weight)(const h3_weight *w, int64_t n0, int64_t n, int64_t k0, int64_t kc);
 /** Bytes of row_scratch that filling from w needs: 0 when columns can be decoded alone. */
