@@ -75,6 +75,12 @@ install: build
 mutations: deps-check
 	tests/mutations.sh
 
+# Then build/fuzz/fuzz_gguf CORPUS tests/data/formats/hostile, and so on: each runs until it finds something.
+fuzz: deps-check
+	cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_COMPILER=clang \
+	    -DCMAKE_C_FLAGS=-fsanitize=fuzzer-no-link -DH3_FUZZ=ON -DH3_SANITIZE=ON -DH3_CUDA=OFF >/dev/null
+	cmake --build build/fuzz -j $(JOBS) --target fuzzers
+
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' | grep -v unicode_tables)
 

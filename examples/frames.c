@@ -3,8 +3,8 @@
  * a texture, another encoder. This one passes the pictures on as raw bytes:
  *
  *     cc frames.c $(pkg-config --cflags --libs h3av) -o frames
- *     ./frames "a red circle" | ffplay -f rawvideo -pixel_format rgb24 -video_size 256x256
- * -framerate 24 -
+ *     ./frames "a red circle" |
+ *         ffplay -f rawvideo -pixel_format rgb24 -video_size 256x256 -framerate 24 -
  *
  * usage: frames PROMPT [WIDTH HEIGHT FRAMES STEPS [SOUND]]; SOUND becomes interleaved float32 at 32
  * kHz.
