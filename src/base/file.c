@@ -143,60 +143,51 @@ static void unlist_map(h3_file *f)
     pthread_mutex_unlock(&maps_lock);
 }
 
+static h3_status take_builtin(h3_file *f, const char *path)
+{
+    const h3_builtin_file *b = h3_builtin_find(path);
+
+    if (!b) return h3_fail(H3_E_MISSING, "%s: no such file in the built-in model", path);
+    f->data = b->data;
+    f->size = (size_t)(b->end - b->data);
+    f->is_builtin = true;
+    f->mark = 1;
+    return H3_OK;
+}
+
+static h3_status map_from_disk(h3_file *f, const char *path)
+{
+    struct stat info;
+
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe without a writer would wait
+    if (f->fd < 0) return open_failed(path, "file");
+    if (fstat(f->fd, &info) != 0) return h3_fail(H3_E_IO, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return h3_fail(H3_E_FORMAT, "%s: is %s, not a regular file", path,
+                       S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
+    f->size = (size_t)info.st_size;
+    f->mark = mark_of(&info);
+    if (!f->size) return H3_OK;
+    void *p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
+    if (p == MAP_FAILED) return h3_fail(H3_E_IO, "%s: cannot be mapped: %s", path, strerror(errno));
+    f->data = p;
+    list_map(f);
+    return H3_OK;
+}
+
 h3_status h3_file_map(h3_file **out, const char *path)
 {
-    h3_status st = H3_OK;
-    struct stat info;
-    h3_file *f;
+    h3_file *f = calloc(1, sizeof *f);
 
     *out = NULL;
-    f = calloc(1, sizeof *f);
     if (!f) return h3_fail(H3_E_NOMEM, "%s: no memory to open it", path);
     f->path = h3_strdupf("%s", path);
     f->fd = -1;
-    if (h3_is_builtin(path)) {
-        const h3_builtin_file *b = h3_builtin_find(path);
-        if (!b) {
-            st = h3_fail(H3_E_MISSING, "%s: no such file in the built-in model", path);
-            goto fail;
-        }
-        f->data = b->data;
-        f->size = (size_t)(b->end - b->data);
-        f->is_builtin = true;
-        f->mark = 1;
+    const h3_status st = h3_is_builtin(path) ? take_builtin(f, path) : map_from_disk(f, path);
+    if (st == H3_OK)
         *out = f;
-        return H3_OK;
-    }
-    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe without a writer would wait
-    if (f->fd < 0) {
-        st = open_failed(path, "file");
-        goto fail;
-    }
-    if (fstat(f->fd, &info) != 0) {
-        st = h3_fail(H3_E_IO, "%s: %s", path, strerror(errno));
-        goto fail;
-    }
-    if (!S_ISREG(info.st_mode)) {
-        st = h3_fail(H3_E_FORMAT, "%s: is %s, not a regular file", path,
-                     S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
-        goto fail;
-    }
-    f->size = (size_t)info.st_size;
-    f->mark = mark_of(&info);
-    if (f->size) {
-        void *p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
-        if (p == MAP_FAILED) {
-            st = h3_fail(H3_E_IO, "%s: cannot be mapped: %s", path, strerror(errno));
-            goto fail;
-        }
-        f->data = p;
-        list_map(f);
-    }
-    *out = f;
-    return H3_OK;
-
-fail:
-    h3_file_unmap(&f);
+    else
+        h3_file_unmap(&f);
     return st;
 }
 

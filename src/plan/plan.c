@@ -160,26 +160,48 @@ static h3_canvas_rule rule_of(const h3_plan_knobs *k)
     return (h3_canvas_rule){k->canvas_multiple, k->canvas_short_edge, k->canvas_max_pixels};
 }
 
+/* A canvas that the request names. */
+static h3_status check_canvas(const h3_plan_request *r)
+{
+    const int64_t m = r->knobs.canvas_multiple, w = r->canvas.width, h = r->canvas.height;
+
+    if (r->aspect_w != 0.0 || r->aspect_h != 0.0)
+        return h3_fail(H3_E_ARG, "aspect ratio %g:%g and size %lld x %lld are both given",
+                       r->aspect_w, r->aspect_h, (long long)w, (long long)h);
+    if (w < m || h < m || w > MAX_SIDE || h > MAX_SIDE || w % m || h % m)
+        return h3_fail(
+            H3_E_ARG,
+            "size %lld x %lld: width and height must be multiples of %lld between %lld and %d",
+            (long long)w, (long long)h, (long long)m, (long long)m, MAX_SIDE);
+    return H3_OK;
+}
+
+/* Trained on: what the rule gives for this canvas' own ratio, give or take one step of rounding. */
+static void warn_of_canvas(h3_plan *p, int64_t step, h3_canvas_rule rule)
+{
+    const long long w = p->canvas.width, h = p->canvas.height;
+    h3_size own;
+
+    if (h3_canvas_resolve(&own, (double)w, (double)h, rule) != H3_OK)
+        h3_plan_warn(p, H3_NOTE_CANVAS,
+                     "canvas %lld x %lld is outside the trained ratios 1:4 .. 4:1", w, h);
+    else if (llabs(own.width - w) > step || llabs(own.height - h) > step)
+        h3_plan_warn(
+            p, H3_NOTE_CANVAS,
+            "canvas %lld x %lld is not one the model was trained on; for this ratio that is %lld x "
+            "%lld",
+            w, h, (long long)own.width, (long long)own.height);
+}
+
 static h3_status resolve_canvas(h3_plan *p, const h3_plan_request *r)
 {
-    const int64_t m = r->knobs.canvas_multiple;
     const bool has_aspect = r->aspect_w != 0.0 || r->aspect_h != 0.0;
     const h3_canvas_rule rule = rule_of(&r->knobs);
     const h3_size key = is_given(r->first) ? r->first : r->last;
 
     if (is_given(r->canvas)) {
         p->canvas = r->canvas;
-        if (has_aspect)
-            return h3_fail(H3_E_ARG, "aspect ratio %g:%g and size %lld x %lld are both given",
-                           r->aspect_w, r->aspect_h, (long long)r->canvas.width,
-                           (long long)r->canvas.height);
-        if (r->canvas.width < m || r->canvas.height < m || r->canvas.width > MAX_SIDE ||
-            r->canvas.height > MAX_SIDE || r->canvas.width % m || r->canvas.height % m)
-            return h3_fail(H3_E_ARG,
-                           "size %lld x %lld: width and height must be multiples of %lld between "
-                           "%lld and %d",
-                           (long long)r->canvas.width, (long long)r->canvas.height, (long long)m,
-                           (long long)m, MAX_SIDE);
+        H3_TRY(check_canvas(r));
     } else if (has_aspect) {
         H3_TRY(h3_canvas_resolve(&p->canvas, r->aspect_w, r->aspect_h, rule));
     } else if (is_given(key)) {
@@ -189,21 +211,7 @@ static h3_status resolve_canvas(h3_plan *p, const h3_plan_request *r)
     } else { // references never decide the canvas
         H3_TRY(h3_canvas_resolve(&p->canvas, 16.0, 9.0, rule));
     }
-
-    // Trained on: what the rule gives for this canvas' own ratio, give or take one step of
-    // rounding.
-    h3_size own;
-    if (h3_canvas_resolve(&own, (double)p->canvas.width, (double)p->canvas.height, rule) != H3_OK)
-        h3_plan_warn(p, H3_NOTE_CANVAS,
-                     "canvas %lld x %lld is outside the trained ratios 1:4 .. 4:1",
-                     (long long)p->canvas.width, (long long)p->canvas.height);
-    else if (llabs(own.width - p->canvas.width) > m || llabs(own.height - p->canvas.height) > m)
-        h3_plan_warn(
-            p, H3_NOTE_CANVAS,
-            "canvas %lld x %lld is not one the model was trained on; for this ratio that is %lld x "
-            "%lld",
-            (long long)p->canvas.width, (long long)p->canvas.height, (long long)own.width,
-            (long long)own.height);
+    warn_of_canvas(p, r->knobs.canvas_multiple, rule);
     return H3_OK;
 }
 

@@ -113,6 +113,47 @@ static h3_status bad_item(const h3_checkpoint *ck, const h3_item *it, const char
     return h3_fail(H3_E_SHAPE, "%s: tensor \"%s\": %s", h3_item_file(ck, it), it->name, what);
 }
 
+/* q, k and v one below the other. */
+static h3_status stack_shapes(const h3_checkpoint *ck, h3_item *it, const int rank[],
+                              int64_t ne[][8])
+{
+    it->ne[0] = 0;
+    for (int i = 0; i < 3; i++) {
+        if (rank[i] != rank[0] || rank[i] < 1 ||
+            memcmp(&ne[i][1], &ne[0][1], 7 * sizeof ne[0][0]) != 0)
+            return bad_item(ck, it, "its q, k and v differ in width");
+        if (!h3_add_i64(it->ne[0], ne[i][0], &it->ne[0])) return bad_item(ck, it, "is too large");
+    }
+    return H3_OK;
+}
+
+/* A norm for each first index, and the direction. */
+static h3_status norm_shapes(const h3_checkpoint *ck, const h3_item *it, const int rank[],
+                             int64_t ne[][8])
+{
+    for (int i = 0; i < 2; i++)
+        if (it->src[i].e->dtype != H3_F32 && it->src[i].e->dtype != H3_BF16 &&
+            it->src[i].e->dtype != H3_F16)
+            return bad_item(ck, it, "weight norm needs F32, BF16 or F16 pieces");
+    if (rank[1] < 1 ||
+        it->src[0].e->bytes / h3_dtype_bytes(it->src[0].e->dtype) != (size_t)ne[1][0])
+        return bad_item(ck, it, "weight norm needs one norm per first index");
+    return H3_OK;
+}
+
+/* Two slices [out, in, h, w] of time: [out, in, 2, h, w]. */
+static h3_status frame_shapes(const h3_checkpoint *ck, h3_item *it, const int rank[],
+                              int64_t ne[][8])
+{
+    if (rank[0] != 4 || rank[1] != 4 || memcmp(ne[0], ne[1], sizeof ne[0]) != 0)
+        return bad_item(ck, it, "its two time slices differ");
+    it->rank = 5;
+    it->ne[4] = it->ne[3];
+    it->ne[3] = it->ne[2];
+    it->ne[2] = 2;
+    return H3_OK;
+}
+
 /* Extents of an item from those of its pieces. */
 static h3_status join_shapes(h3_checkpoint *ck, h3_item *it)
 {
@@ -139,35 +180,14 @@ static h3_status join_shapes(h3_checkpoint *ck, h3_item *it)
     memcpy(it->ne, ne[last], sizeof it->ne);
     switch (it->piece) {
     case H3_PIECE_STACK:
-        it->ne[0] = 0;
-        for (int i = 0; i < 3; i++) {
-            if (rank[i] != rank[0] || rank[i] < 1 ||
-                memcmp(&ne[i][1], &ne[0][1], 7 * sizeof ne[0][0]) != 0)
-                return bad_item(ck, it, "its q, k and v differ in width");
-            if (!h3_add_i64(it->ne[0], ne[i][0], &it->ne[0]))
-                return bad_item(ck, it, "is too large");
-        }
-        return H3_OK;
+        return stack_shapes(ck, it, rank, ne);
     case H3_PIECE_SWAP:
         if (rank[0] < 1 || ne[0][0] % 2) return bad_item(ck, it, "has no two equal halves of rows");
         return H3_OK;
     case H3_PIECE_NORM:
-        for (int i = 0; i < 2; i++)
-            if (it->src[i].e->dtype != H3_F32 && it->src[i].e->dtype != H3_BF16 &&
-                it->src[i].e->dtype != H3_F16)
-                return bad_item(ck, it, "weight norm needs F32, BF16 or F16 pieces");
-        if (rank[1] < 1 ||
-            it->src[0].e->bytes / h3_dtype_bytes(it->src[0].e->dtype) != (size_t)ne[1][0])
-            return bad_item(ck, it, "weight norm needs one norm per first index");
-        return H3_OK;
+        return norm_shapes(ck, it, rank, ne);
     case H3_PIECE_FRAME:
-        if (rank[0] != 4 || rank[1] != 4 || memcmp(ne[0], ne[1], sizeof ne[0]) != 0)
-            return bad_item(ck, it, "its two time slices differ");
-        it->rank = 5; // [out, in, 2, h, w]
-        it->ne[4] = it->ne[3];
-        it->ne[3] = it->ne[2];
-        it->ne[2] = 2;
-        return H3_OK;
+        return frame_shapes(ck, it, rank, ne);
     default:
         return H3_OK;
     }

@@ -150,12 +150,49 @@ static int folded(const planned *p, int64_t ne[4])
     return 4;
 }
 
+/* GGUF holds four extents at most: what had more, or others, keeps its shape as a value. */
+static bool has_orig_shape(const planned *p)
+{
+    return p->rank > 4 || p->n_orig > 0;
+}
+
+static h3_status put_orig_shape(h3_gguf_writer *w, const planned *p)
+{
+    const int n = p->n_orig ? p->n_orig : p->rank;
+    char *key = h3_strdupf("comfy.gguf.orig_shape.%s", p->name);
+    const h3_status st = put_string(w, key);
+
+    free(key);
+    H3_TRY(st);
+    H3_TRY(put_int(w, T_ARRAY, 4));
+    H3_TRY(put_int(w, T_I32, 4));
+    H3_TRY(put_int(w, (uint64_t)n, 8));
+    for (int k = 0; k < n; k++)
+        H3_TRY(put_int(w, (uint64_t)(p->n_orig ? p->orig : p->ne)[k], 4));
+    return H3_OK;
+}
+
+/* Innermost extent first. */
+static h3_status put_tensor(h3_gguf_writer *w, const planned *p)
+{
+    int64_t ne[4];
+    const int rank = folded(p, ne);
+
+    H3_TRY(put_string(w, p->name));
+    H3_TRY(put_int(w, (uint64_t)(rank ? rank : 1), 4));
+    if (!rank) H3_TRY(put_int(w, 1, 8));
+    for (int k = rank - 1; k >= 0; k--)
+        H3_TRY(put_int(w, (uint64_t)ne[k], 8));
+    H3_TRY(put_int(w, p->type, 4));
+    return put_int(w, p->offset, 8);
+}
+
 static h3_status put_header(h3_gguf_writer *w)
 {
     uint64_t n_kv = 1 + w->n_texts;
 
     for (size_t i = 0; i < w->n; i++)
-        n_kv += w->t[i].rank > 4 || w->t[i].n_orig > 0;
+        n_kv += has_orig_shape(&w->t[i]);
     H3_TRY(put(w, "GGUF", 4));
     H3_TRY(put_int(w, 3, 4));
     H3_TRY(put_int(w, w->n, 8));
@@ -168,33 +205,10 @@ static h3_status put_header(h3_gguf_writer *w)
         H3_TRY(put_int(w, T_STRING, 4));
         H3_TRY(put_string(w, w->text[i]));
     }
-    for (size_t i = 0; i < w->n; i++) {
-        const planned *p = &w->t[i];
-        char *key;
-        h3_status st;
-        const int n_orig = p->n_orig ? p->n_orig : p->rank;
-        if (p->rank <= 4 && !p->n_orig) continue;
-        key = h3_strdupf("comfy.gguf.orig_shape.%s", p->name);
-        st = put_string(w, key);
-        free(key);
-        H3_TRY(st);
-        H3_TRY(put_int(w, T_ARRAY, 4));
-        H3_TRY(put_int(w, T_I32, 4));
-        H3_TRY(put_int(w, (uint64_t)n_orig, 8));
-        for (int k = 0; k < n_orig; k++)
-            H3_TRY(put_int(w, (uint64_t)(p->n_orig ? p->orig : p->ne)[k], 4));
-    }
-    for (size_t i = 0; i < w->n; i++) {
-        int64_t ne[4];
-        const int rank = folded(&w->t[i], ne);
-        H3_TRY(put_string(w, w->t[i].name));
-        H3_TRY(put_int(w, (uint64_t)(rank ? rank : 1), 4));
-        if (!rank) H3_TRY(put_int(w, 1, 8));
-        for (int k = rank - 1; k >= 0; k--)
-            H3_TRY(put_int(w, (uint64_t)ne[k], 8));
-        H3_TRY(put_int(w, w->t[i].type, 4));
-        H3_TRY(put_int(w, w->t[i].offset, 8));
-    }
+    for (size_t i = 0; i < w->n; i++)
+        if (has_orig_shape(&w->t[i])) H3_TRY(put_orig_shape(w, &w->t[i]));
+    for (size_t i = 0; i < w->n; i++)
+        H3_TRY(put_tensor(w, &w->t[i]));
     return H3_OK;
 }
 

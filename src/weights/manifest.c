@@ -182,7 +182,45 @@ static bool is_inside(const char *name)
     return true;
 }
 
-/* Reads every distinct shard once, in order of first mention. */
+/* The file that an index names for tensor `name`, unless it was read for another one; `seen` has
+ * the number of each. */
+static h3_status read_shard(h3_manifest *m, const char *path, const char *dir, json_t *seen,
+                            const char *name, const char *shard)
+{
+    if (!shard)
+        return h3_fail(H3_E_FORMAT, "%s: weight_map: the file of \"%s\" is no string", path, name);
+    if (json_object_get(seen, shard)) return H3_OK;
+    if (!is_inside(shard))
+        return h3_fail(H3_E_FORMAT,
+                       "%s: weight_map: the file \"%s\" of \"%s\" is not inside the index's folder",
+                       path, shard, name);
+    if (json_object_size(seen) >= MAX_SHARDS)
+        return h3_fail(H3_E_FORMAT, "%s: more than %d shards", path, MAX_SHARDS);
+    if (json_object_set_new(seen, shard, json_integer(m->n_files)) != 0) return no_memory();
+    char *file = h3_path_join(dir, shard);
+    const h3_status st = read_container(m, file);
+    free(file);
+    return st == H3_E_MISSING ? h3_fail_in(st, "%s: a shard is missing", path) : st;
+}
+
+/* Every tensor is in the file that the index names for it. */
+static h3_status check_shards(const h3_manifest *m, const char *path, json_t *seen, json_t *map)
+{
+    const char *name;
+    json_t *v;
+
+    json_object_foreach(map, name, v)
+    {
+        const h3_entry *e = h3_manifest_find(m, name);
+        const json_int_t file = json_integer_value(json_object_get(seen, json_string_value(v)));
+        if (!e || (json_int_t)e->file != file)
+            return h3_fail(H3_E_FORMAT, "%s: tensor \"%s\" is not in its shard %s", path, name,
+                           json_string_value(v));
+    }
+    return H3_OK;
+}
+
+/* Every distinct shard once, in order of first mention. */
 static h3_status read_shards(h3_manifest *m, const char *path, const char *dir, json_t *map)
 {
     json_t *seen = json_object(), *v;
@@ -191,46 +229,10 @@ static h3_status read_shards(h3_manifest *m, const char *path, const char *dir, 
 
     json_object_foreach(map, name, v)
     {
-        const char *shard = json_string_value(v);
-        char *file;
-        if (st != H3_OK) break;
-        if (!shard) {
-            st =
-                h3_fail(H3_E_FORMAT, "%s: weight_map: the file of \"%s\" is no string", path, name);
-            break;
-        }
-        if (json_object_get(seen, shard)) continue;
-        if (!is_inside(shard)) {
-            st = h3_fail(
-                H3_E_FORMAT,
-                "%s: weight_map: the file \"%s\" of \"%s\" is not inside the index's folder", path,
-                shard, name);
-            break;
-        }
-        if (json_object_size(seen) >= MAX_SHARDS) {
-            st = h3_fail(H3_E_FORMAT, "%s: more than %d shards", path, MAX_SHARDS);
-            break;
-        }
-        if (json_object_set_new(seen, shard, json_integer(m->n_files)) != 0) {
-            st = no_memory();
-            break;
-        }
-        file = h3_path_join(dir, shard);
-        st = read_container(m, file);
-        if (st == H3_E_MISSING) st = h3_fail_in(st, "%s: a shard is missing", path);
-        free(file);
+        if (st == H3_OK) st = read_shard(m, path, dir, seen, name, json_string_value(v));
     }
     if (st == H3_OK) st = h3_manifest_seal(m);
-    if (st == H3_OK) json_object_foreach(map, name, v)
-        {
-            const h3_entry *e = h3_manifest_find(m, name);
-            const json_int_t file = json_integer_value(json_object_get(seen, json_string_value(v)));
-            if (!e || (json_int_t)e->file != file) {
-                st = h3_fail(H3_E_FORMAT, "%s: tensor \"%s\" is not in its shard %s", path, name,
-                             json_string_value(v));
-                break;
-            }
-        }
+    if (st == H3_OK) st = check_shards(m, path, seen, map);
     json_decref(seen);
     return st;
 }
