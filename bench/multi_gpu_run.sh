@@ -24,7 +24,7 @@ n=1
 while [ -e "$root/bench/results/multi_gpu_$n.json" ] || [ -e "$root/bench/results/multi_gpu_$n.jsonl" ]; do n=$((n + 1)); done
 out=${1:-$root/bench/results/multi_gpu_$n.jsonl}
 # Multicast over NVLink is not used here, and a program that uses it can disturb others on a shared host.
-export NCCL_NVLS_ENABLE=0 OMP_WAIT_POLICY=passive
+export NCCL_NVLS_ENABLE=0 OMP_WAIT_POLICY=passive H3_RANKS_PATIENCE=40
 
 n_gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 [ "$n_gpus" -ge 1 ] || { echo "no GPU here (nvidia-smi lists none)" >&2; exit 77; }

@@ -31,11 +31,13 @@ enum { AHEAD = 2 };
 /* Seconds that closing waits for the other ranks after a failure. */
 enum { PATIENCE = 20 };
 
-/* A communicator on its end. */
+/* A communicator on its end. The last of the two that know of it frees this. */
+typedef enum end_state { ENDS, ENDED, FORGOTTEN } end_state;
+
 typedef struct ending {
     ncclComm_t comm;
     int device;
-    atomic_bool is_done;
+    atomic_int state; // end_state
 } ending;
 
 typedef struct nccl_link {
@@ -46,8 +48,7 @@ typedef struct nccl_link {
     int next, last;                       // of `through`
     bool is_pending, is_dead;
     ending *end; // from is_dead on
-    pthread_t ender;
-    h3_dev *d; // whose three calls below are ours while we are attached; NULL: not yet
+    h3_dev *d;   // whose three calls below are ours while we are attached; NULL: not yet
     h3_status (*upload)(h3_dev *d, void *dst, const void *src, size_t bytes);
     h3_status (*download)(h3_dev *d, void *dst, const void *src, size_t bytes);
     h3_status (*sync)(h3_dev *d);
@@ -95,13 +96,15 @@ static void *end_comm(void *user)
 
     cudaSetDevice(e->device); // not the first one, which is another rank's
     ncclCommAbort(e->comm);
-    atomic_store(&e->is_done, true);
+    if (atomic_exchange(&e->state, ENDED) == FORGOTTEN) free(e);
     return NULL;
 }
 
 /* Nothing of the communicator is touched from here on. */
 static void give_up(nccl_link *l)
 {
+    pthread_t thread;
+
     if (l->is_dead || !l->comm) return;
     l->is_dead = true;
     l->is_pending = false;
@@ -109,7 +112,10 @@ static void give_up(nccl_link *l)
     if (!l->end) return; // the device may hang, which is one of several ways to be out of memory
     l->end->comm = l->comm;
     cudaGetDevice(&l->end->device);
-    if (pthread_create(&l->ender, NULL, end_comm, l->end) == 0) return;
+    if (pthread_create(&thread, NULL, end_comm, l->end) == 0) {
+        pthread_detach(thread);
+        return;
+    }
     free(l->end);
     l->end = NULL;
     ncclCommAbort(l->comm);
@@ -128,14 +134,9 @@ static void wait_for_end(nccl_link *l, double patience)
     const double t0 = now();
 
     if (!l->end) return;
-    while (!atomic_load(&l->end->is_done) && now() - t0 < patience)
+    while (atomic_load(&l->end->state) == ENDS && now() - t0 < patience)
         nanosleep(&nap, NULL);
-    if (!atomic_load(&l->end->is_done)) {
-        pthread_detach(l->ender);
-        return;
-    }
-    pthread_join(l->ender, NULL);
-    free(l->end);
+    if (atomic_exchange(&l->end->state, FORGOTTEN) == ENDED) free(l->end);
 }
 
 /* The communicator works without blocking; this waits for what it was asked. */

@@ -43,8 +43,9 @@ struct event {
 };
 
 static std::mutex list_lock;
-static std::vector<stream *> streams;   // to the end of the process
-static std::vector<channel *> channels; // the same
+/* To the very end of the process, where threads of theirs may still run. */
+static std::vector<stream *> &streams = *new std::vector<stream *>;
+static std::vector<channel *> &channels = *new std::vector<channel *>;
 static int n_made[PRIORITIES];
 
 static void work(channel *c)
