@@ -407,9 +407,31 @@ static bool add_url(wish *w, const char *name, const char *url, const char *kind
     return bad(w, name, "invalid_url", "expected a file or a data: URL");
 }
 
-/* One reference: a file, a URL, JSON text, or an object {image_url|video_url|audio_url|url|uri}. */
 static bool add_reference(wish *w, const char *name, const json_t *v, const char *kind,
-                          const char *role)
+                          const char *role);
+
+/* Text that holds an object, or a list of references. */
+static bool add_reference_text(wish *w, const char *name, const json_t *v, const char *kind,
+                               const char *role)
+{
+    json_t *tree = to_tree(v), *item;
+    bool is_ok;
+    size_t i;
+
+    if (!tree || ++w->depth > 3) {
+        json_decref(tree);
+        return bad(w, name, "invalid_value", "malformed JSON text");
+    }
+    is_ok = json_is_object(tree) ? add_reference(w, name, tree, kind, role) : json_is_array(tree);
+    json_array_foreach(tree, i, item) is_ok = is_ok && add_reference(w, name, item, kind, role);
+    w->depth--;
+    json_decref(tree);
+    return is_ok;
+}
+
+/* {image_url|video_url|audio_url|url|uri: a URL, or an object with one}, and nothing else. */
+static bool add_url_object(wish *w, const char *name, const json_t *v, const char *kind,
+                           const char *role)
 {
     static const struct {
         const char *key, *kind;
@@ -418,39 +440,10 @@ static bool add_reference(wish *w, const char *name, const json_t *v, const char
                 {"audio_url", "audio"},
                 {"url", NULL},
                 {"uri", NULL}};
-    const char *key, *s = json_string_value(v);
+    const char *key;
     json_t *item;
-    bool is_ok;
+    bool is_ok = false;
 
-    if (s && (*s == '{' || *s == '[')) {
-        json_t *tree = to_tree(v);
-        if (!tree || ++w->depth > 3) {
-            json_decref(tree);
-            return bad(w, name, "invalid_value", "malformed JSON text");
-        }
-        is_ok = json_is_object(tree) ? add_reference(w, name, tree, kind, role) : false;
-        if (json_is_array(tree)) {
-            size_t i;
-            is_ok = true;
-            json_array_foreach(tree, i, item) is_ok =
-                is_ok && add_reference(w, name, item, kind, role);
-        }
-        w->depth--;
-        json_decref(tree);
-        return is_ok;
-    }
-    if (s) return add_url(w, name, s, kind, role);
-    if (!json_is_object(v)) return bad(w, name, "invalid_type", "expected a file or a URL");
-    item = json_object_get(v, "$upload");
-    if (item) {
-        const json_int_t i = json_integer_value(item);
-        if (!json_is_integer(item) || i < 0 || i >= w->b->n_uploads)
-            return bad(w, name, "invalid_value", "no such upload");
-        return add_input(w, name, (int)i, kind, role);
-    }
-    if (json_object_get(v, "file_id"))
-        return bad(w, name, "unsupported_value", "file_id: this server keeps no files to refer to");
-    is_ok = false;
     json_object_foreach((json_t *)(uintptr_t)v, key, item)
     {
         const char *is = NULL;
@@ -468,6 +461,27 @@ static bool add_reference(wish *w, const char *name, const json_t *v, const char
         is_ok = true;
     }
     return is_ok ? true : bad(w, name, "invalid_value", "an empty object, expected a URL");
+}
+
+/* One reference: a file, a URL, JSON text, or an object. */
+static bool add_reference(wish *w, const char *name, const json_t *v, const char *kind,
+                          const char *role)
+{
+    const char *s = json_string_value(v);
+    const json_t *upload = json_object_get(v, "$upload");
+
+    if (s && (*s == '{' || *s == '[')) return add_reference_text(w, name, v, kind, role);
+    if (s) return add_url(w, name, s, kind, role);
+    if (!json_is_object(v)) return bad(w, name, "invalid_type", "expected a file or a URL");
+    if (upload) {
+        const json_int_t i = json_integer_value(upload);
+        if (!json_is_integer(upload) || i < 0 || i >= w->b->n_uploads)
+            return bad(w, name, "invalid_value", "no such upload");
+        return add_input(w, name, (int)i, kind, role);
+    }
+    if (json_object_get(v, "file_id"))
+        return bad(w, name, "unsupported_value", "file_id: this server keeps no files to refer to");
+    return add_url_object(w, name, v, kind, role);
 }
 
 /* f->words: kind ("image", ...) or NULL; f->slot: 0 by task, 1 first frame, 2 last frame. */

@@ -378,13 +378,53 @@ static void text_classes(lines *l, int indent, const json_t *q)
                          (long long)num(e, "tensors"), (double)num(e, "bytes") / 1e9));
 }
 
-static void text_checkpoint(lines *l, int in, const json_t *o)
+static void text_adapter(lines *l, int in, const json_t *a)
 {
-    const json_t *qkv = json_object_get(o, "qkv"), *a = json_object_get(o, "adapter"),
-                 *problems = json_object_get(o, "problems");
-    const char *key, *form = str(o, "form"), *partition = str(o, "partition");
+    linef(l, in,
+          h3_strdupf("%lld modules, %s keys, rank %lld to %lld, alpha %s",
+                     (long long)num(a, "modules"), str(a, "keys"), (long long)num(a, "rank_min"),
+                     (long long)num(a, "rank_max"),
+                     *str(a, "alpha")          ? str(a, "alpha")
+                     : num(a, "alpha_tensors") ? "per module"
+                                               : "absent (scale 1)"));
+}
+
+static void text_problems(lines *l, int in, const json_t *problems)
+{
     json_t *v;
     size_t i;
+
+    json_array_foreach(problems, i, v)
+    {
+        if (i == 10) {
+            linef(l, in, h3_strdupf("and %zu problems more", json_array_size(problems) - i));
+            break;
+        }
+        linef(l, in, h3_strdupf("PROBLEM: %s", json_string_value(v)));
+    }
+}
+
+static void text_tensors(lines *l, int in, json_t *all)
+{
+    const char *name;
+    json_t *v;
+
+    json_object_foreach(all, name, v)
+    {
+        const json_t *shape = json_object_get(v, "shape");
+        char dims[128] = "";
+        for (size_t i = 0; i < json_array_size(shape); i++)
+            snprintf(dims + strlen(dims), sizeof dims - strlen(dims), "%s%lld", i ? ", " : "",
+                     (long long)json_integer_value(json_array_get(shape, i)));
+        linef(l, in, h3_strdupf("  %s [%s] %s", name, dims, str(v, "encoding")));
+    }
+}
+
+static void text_checkpoint(lines *l, int in, const json_t *o)
+{
+    const json_t *qkv = json_object_get(o, "qkv"), *adapter = json_object_get(o, "adapter");
+    const char *key, *form = str(o, "form"), *partition = str(o, "partition");
+    json_t *v;
 
     if (*str(o, "error")) {
         linef(l, in, h3_strdupf("unreadable: %s", str(o, "error")));
@@ -403,35 +443,13 @@ static void text_checkpoint(lines *l, int in, const json_t *o)
         if (json_is_true(json_object_get(qkv, "doubtful")))
             line(l, in, "WARNING: the numbers look like the other row order; try --qkv");
     }
-    if (a)
-        linef(l, in,
-              h3_strdupf("%lld modules, %s keys, rank %lld to %lld, alpha %s",
-                         (long long)num(a, "modules"), str(a, "keys"),
-                         (long long)num(a, "rank_min"), (long long)num(a, "rank_max"),
-                         *str(a, "alpha")          ? str(a, "alpha")
-                         : num(a, "alpha_tensors") ? "per module"
-                                                   : "absent (scale 1)"));
+    if (adapter) text_adapter(l, in, adapter);
     text_classes(l, in, json_object_get(o, "quantization"));
     json_object_foreach(json_object_get(o, "geometry"), key, v)
         linef(l, in, h3_strdupf("%-20s %lld", key, (long long)json_integer_value(v)));
     if (*str(o, "ignored")) linef(l, in, h3_strdupf("not used: %s", str(o, "ignored")));
-    json_array_foreach(problems, i, v)
-    {
-        if (i == 10) {
-            linef(l, in, h3_strdupf("and %zu problems more", json_array_size(problems) - i));
-            break;
-        }
-        linef(l, in, h3_strdupf("PROBLEM: %s", json_string_value(v)));
-    }
-    json_object_foreach(json_object_get(o, "all"), key, v)
-    {
-        const json_t *shape = json_object_get(v, "shape");
-        char dims[128] = "";
-        for (i = 0; i < json_array_size(shape); i++)
-            snprintf(dims + strlen(dims), sizeof dims - strlen(dims), "%s%lld", i ? ", " : "",
-                     (long long)json_integer_value(json_array_get(shape, i)));
-        linef(l, in, h3_strdupf("  %s [%s] %s", key, dims, str(v, "encoding")));
-    }
+    text_problems(l, in, json_object_get(o, "problems"));
+    text_tensors(l, in, json_object_get(o, "all"));
 }
 
 char *h3_inspect_text(const json_t *o)
