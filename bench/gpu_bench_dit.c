@@ -54,14 +54,56 @@ static void report_error(const step *k, const float *got, double far)
     free(want);
 }
 
+/* What the repetitions of each way gave; seen[way] is NULL where a way was not asked for. */
+typedef struct outcome {
+    double best[N_VARIANTS];
+    float *seen[N_VARIANTS]; ///< velocities of the first repetition
+    int n_other[N_VARIANTS]; ///< repetitions that gave other bits than the first
+    size_t bytes;            ///< of velocities
+} outcome;
+
+static outcome repeat_step(const step *k)
+{
+    const int n_ways = has("ab") ? N_VARIANTS : has("fast") ? DIRECT : DIRECT + 1;
+    outcome r = {.best = {1e30, 1e30, 1e30}, .bytes = (size_t)h3_numel(k->v2) * 4};
+
+    for (int i = 0; i < o.repeat; i++) // in turns: the ways meet the same clocks
+        for (int how = RECORDED; how < n_ways; how++) {
+            take_rest();
+            const double once = run_step(k, (variant)how);
+            r.best[how] = once < r.best[how] ? once : r.best[how];
+            float *const again = velocities(k);
+            if (!r.seen[how]) {
+                r.seen[how] = again;
+                continue;
+            }
+            r.n_other[how] += memcmp(r.seen[how], again, r.bytes) != 0;
+            free(again);
+        }
+    return r;
+}
+
+static void report_ways(const outcome *r, int64_t S)
+{
+    static const char *const names[] = {"recorded", "call by call", "not fused"};
+
+    for (int how = RECORDED; how < N_VARIANTS; how++) {
+        if (!r->seen[how]) continue;
+        const bool differs = r->seen[DIRECT] && memcmp(r->seen[how], r->seen[DIRECT], r->bytes);
+        printf("{\"what\": \"dit_variant\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, "
+               "\"s\": %.4f, \"bits\": \"%016llx\", \"same_bits\": %s, "
+               "\"differs_from_itself\": %d}\n",
+               names[how], o.math, (long long)S, r->best[how],
+               (unsigned long long)hash_of(r->seen[how], r->bytes), differs ? "false" : "true",
+               r->n_other[how]);
+    }
+}
+
 void bench_dit(h3_dit *m, int64_t S)
 {
     const step k = make_step(m, S);
-    static const char *const names[] = {"recorded", "call by call", "not fused"};
     const int layers = (int)m->dims.n_layers;
-    double t[N_VARIANTS] = {1e30, 1e30, 1e30};
-    float *seen[N_VARIANTS] = {NULL};
-    int n_other[N_VARIANTS] = {0};
+    const bool is_fp8 = d->backend->math == H3_CUDA_FP8;
 
     h3_dev_scratch_drop(d);
     MUST(h3_dev_scratch(d, dit_scratch(S)));
@@ -70,39 +112,13 @@ void bench_dit(h3_dit *m, int64_t S)
     const double first = run_step(&k, DIRECT);
     m->dims.n_layers = layers;
     share_packed(m);
-    for (int i = 0; i < o.repeat; i++)
-        for (int how = RECORDED; how < (has("ab")     ? N_VARIANTS
-                                        : has("fast") ? DIRECT
-                                                      : DIRECT + 1);
-             how++) {
-            take_rest();
-            const double once = run_step(&k, (variant)how);
-            t[how] = once < t[how] ? once : t[how];
-            float *const again = velocities(&k);
-            if (!seen[how]) {
-                seen[how] = again;
-                continue;
-            }
-            n_other[how] += memcmp(seen[how], again, (size_t)h3_numel(k.v2) * 4) != 0;
-            free(again);
-        }
+    const outcome r = repeat_step(&k);
     if (!has("fast")) report_calls(&k, first);
     if (has("repeats")) report_repeats(m, k.s);
-    if (d->backend->math == H3_CUDA_FP8 && has("errors")) report_op_errors(m, k.s);
-    for (int how = RECORDED; how < N_VARIANTS; how++)
-        if (seen[how])
-            printf(
-                "{\"what\": \"dit_variant\", \"name\": \"%s\", \"math\": \"%s\", \"rows\": %lld, "
-                "\"s\": %.4f, \"bits\": \"%016llx\", \"same_bits\": %s, "
-                "\"differs_from_itself\": %d}\n",
-                names[how], o.math, (long long)S, t[how],
-                (unsigned long long)hash_of(seen[how], (size_t)h3_numel(k.v2) * 4),
-                seen[DIRECT] && memcmp(seen[how], seen[DIRECT], (size_t)h3_numel(k.v2) * 4)
-                    ? "false"
-                    : "true",
-                n_other[how]);
-    if (d->backend->math == H3_CUDA_FP8 && seen[DIRECT]) report_error(&k, seen[DIRECT], 0);
-    const double best = t[RECORDED];
+    if (is_fp8 && has("errors")) report_op_errors(m, k.s);
+    report_ways(&r, S);
+    if (is_fp8 && r.seen[DIRECT]) report_error(&k, r.seen[DIRECT], 0);
+    const double best = r.best[RECORDED];
     const double limit = library_step(m, k.s);
     printf("{\"what\": \"dit_step\", \"math\": \"%s\", \"rows\": %lld, \"layers\": %d, "
            "\"s\": %.4f, \"s_50_layers\": %.4f, \"library_s_50_layers\": %.4f, "
@@ -111,7 +127,7 @@ void bench_dit(h3_dit *m, int64_t S)
            limit / best, (double)d->backend->peak / 1073741824, o.rest);
     fflush(stdout);
     for (int i = 0; i < N_VARIANTS; i++)
-        free(seen[i]);
+        free(r.seen[i]);
     free_step(&k);
 }
 

@@ -44,42 +44,48 @@ static void time_product(const char *name, int64_t S, int64_t n, int64_t k)
     h3_dev_free(d, &y);
 }
 
-void bench_ops(int64_t S)
+/* Bytes of a number that only a product or attention reads: e4m3 or bf16. */
+static double read_bytes(void)
+{
+    return strcmp(o.math, "fp8") == 0 ? 1 : 2;
+}
+
+static void bench_heads(int64_t S)
 {
     const double s = (double)S;
-    double best;
     const int32_t cu[2] = {0, (int32_t)S};
     const h3_ops *op = d->ops;
-
-    time_product("qkv", S, 3 * INNER, C);
-    time_product("out", S, C, INNER);
-    time_product("fc1", S, 2 * FFN, C);
-    time_product("fc2", S, C, FFN);
-
-    h3_tensor qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER));
-    h3_tensor a = random_tensor(H3_BF16, 1, NE(S, INNER));
+    h3_tensor qkv = random_tensor(H3_BF16, 1, NE(S, 3 * INNER)),
+              a = random_tensor(H3_BF16, 1, NE(S, INNER)), g = random_tensor(H3_F32, 1, NE(HEAD)),
+              cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
     const h3_qkv p = h3_attention_split(qkv, HEADS, HEAD, true);
+    double best;
+
     TIME(best,
          op->attention(d, h3_view_3d(a, S, HEADS, HEAD), p.q, p.k, p.v, 0.08838835f, cu, 1, false));
     report_op("attention", S, best, 4.0 * s * s * INNER, 2.0 * s * 4 * INNER);
-
-    const bool is_fp8 = strcmp(o.math, "fp8") == 0;
-    const double to = is_fp8 ? 1 : 2; // bytes a number that a product or attention reads
-    h3_tensor g = random_tensor(H3_F32, 1, NE(HEAD)),
-              cos = random_tensor(H3_BF16, 1, NE(S, 3 * (HEAD / 8)));
     d->reader = &h3_reader_attention;
     TIME(best, op->qk_norm_rope(d, p.q, p.k, g, g, 1e-5f, false, cos, cos));
     d->reader = NULL;
-    report_op("qk_norm_rope", S, best, 0, 2 * (2 + to) * s * INNER);
+    report_op("qk_norm_rope", S, best, 0, 2 * (2 + read_bytes()) * s * INNER);
     h3_dev_free(d, &qkv);
     h3_dev_free(d, &a);
+    h3_dev_free(d, &g);
+    h3_dev_free(d, &cos);
+}
 
-    h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C));
-    h3_tensor mod = random_tensor(H3_BF16, 0.1f, NE(12, 6, C)),
-              row = h3_at(modulation_rows(0, S, 240, 1), 0);
-    h3_tensor gain = random_tensor(H3_F32, 1, NE(C));
-    h3_weight by_c = random_weight(H3_BF16, 64, C), by_f = random_weight(H3_BF16, 64, FFN);
-    d->reader = &by_c; // rows that only a product reads, as in a block
+/* Norms and gates, whose rows only a product reads, as in a block. */
+static void bench_rows(int64_t S)
+{
+    const double s = (double)S, to = read_bytes();
+    const h3_ops *op = d->ops;
+    h3_tensor x = random_tensor(H3_BF16, 1, NE(S, C)), h = random_tensor(H3_BF16, 1, NE(S, C)),
+              mod = random_tensor(H3_BF16, 0.1f, NE(12, 6, C)),
+              row = h3_at(modulation_rows(0, S, 240, 1), 0), gain = random_tensor(H3_F32, 1, NE(C));
+    h3_weight reader = random_weight(H3_BF16, 64, C);
+    double best;
+
+    d->reader = &reader;
     TIME(best, op->rms_norm_mod(d, h, x, gain, 1e-5f, mod, 0, 1, row));
     report_op("rms_norm_mod", S, best, 0, (2 + to) * s * C);
     TIME(best, op->gate_add_norm(d, h, x, h, mod, 2, gain, 1e-5f, mod, 3, 4, row));
@@ -87,23 +93,39 @@ void bench_ops(int64_t S)
     d->reader = NULL;
     TIME(best, op->gate_add(d, x, h, mod, 2, row));
     report_op("gate_add", S, best, 0, 6.0 * s * C);
+    free_weight(&reader);
     h3_dev_free(d, &x);
     h3_dev_free(d, &h);
-    h3_tensor both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN));
-    h3_tensor f = random_tensor(H3_BF16, 1, NE(S, FFN));
-    d->reader = &by_f;
-    TIME(best, op->silu_mul(d, f, h3_slice(both, 1, 0, FFN), h3_slice(both, 1, FFN, FFN)));
-    d->reader = NULL;
-    report_op("silu_mul", S, best, 0, (4 + to) * s * FFN);
-    free_weight(&by_c);
-    free_weight(&by_f);
-    h3_dev_free(d, &both);
-    h3_dev_free(d, &f);
     h3_dev_free(d, &mod);
     h3_dev_free(d, &row);
     h3_dev_free(d, &gain);
-    h3_dev_free(d, &g);
-    h3_dev_free(d, &cos);
+}
+
+static void bench_silu(int64_t S)
+{
+    h3_tensor both = random_tensor(H3_BF16, 1, NE(S, 2 * FFN)),
+              f = random_tensor(H3_BF16, 1, NE(S, FFN));
+    h3_weight reader = random_weight(H3_BF16, 64, FFN);
+    double best;
+
+    d->reader = &reader;
+    TIME(best, d->ops->silu_mul(d, f, h3_slice(both, 1, 0, FFN), h3_slice(both, 1, FFN, FFN)));
+    d->reader = NULL;
+    report_op("silu_mul", S, best, 0, (4 + read_bytes()) * (double)S * FFN);
+    free_weight(&reader);
+    h3_dev_free(d, &both);
+    h3_dev_free(d, &f);
+}
+
+void bench_ops(int64_t S)
+{
+    time_product("qkv", S, 3 * INNER, C);
+    time_product("out", S, C, INNER);
+    time_product("fc1", S, 2 * FFN, C);
+    time_product("fc2", S, C, FFN);
+    bench_heads(S);
+    bench_rows(S);
+    bench_silu(S);
 }
 
 void report_ops(const char *what)
