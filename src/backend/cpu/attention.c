@@ -18,8 +18,9 @@
 #include "size.h"
 
 enum {
-    BQ = 4,       ///< panels of NR queries per task
-    BQ_AMX = 16,  ///< the same on AMX at most: keys and values are cut into tiles for all of them
+    BQ = 4,       ///< panels of NR queries per task at least
+    BQ_MOST = 8,  ///< at most: they and a block of keys and values share level 2
+    BQ_AMX = 16,  ///< at most on AMX: keys and values are cut into tiles for all of them
     BK = 12 * 14, ///< keys per block: a multiple of MR on AVX-512
     BK_AMX = 192, ///< the same in whole steps of AMX, two keys a group
     PIECE = KC    ///< head channels per tile
@@ -488,17 +489,17 @@ static int64_t blocks_of(const job *j, const int32_t *cu, int g)
     return h3_ceil_div(cu[g + 1] - cu[g], j->bq * NR);
 }
 
-/* On AMX a task takes as many queries as leave each thread some tasks: cutting keys and values into
- * pieces is shared by them. */
+/* A task takes as many queries as leave each thread some tasks: widening keys and values, on AMX
+ * cutting them into pieces, is shared by them. */
 static int64_t panels_of_task(const job *j, const int32_t *cu, int n_segments, int n_threads)
 {
+    const int64_t most = j->is_amx ? BQ_AMX : BQ_MOST;
     int64_t panels = 0;
 
-    if (!j->is_amx) return BQ;
     for (int g = 0; g < n_segments; g++)
         panels += h3_ceil_div(cu[g + 1] - cu[g], NR);
     const int64_t share = panels * j->q.ne[1] / (4 * n_threads);
-    return share < BQ ? BQ : share > BQ_AMX ? BQ_AMX : share;
+    return share < BQ ? BQ : share > most ? most : share;
 }
 
 static h3_status attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k, h3_tensor v,

@@ -313,7 +313,7 @@ static const float *piece_at(const block *t, int64_t panel, int64_t k)
 
 /* Numbers that will be read next. They are called for into level 2 while tiles work, a share with
  * each tile: left to the loads, a piece of a panel would stall the tiles for as long as they take.
- */
+ * Tiles of f32 are slow enough for the hardware to be in time. */
 typedef struct coming {
     const float *at;
     int64_t n;
@@ -380,7 +380,7 @@ static void plain_block(const block *t)
             float *sum = t->sums + (q - t->p0) * t->per_n * NR;
             if (!in_place && !p->share) p->pack(p->ctx, m0, m, k0, kc, t->own_b);
             groups(p, t->n, kc, t->a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL,
-                   p->share ? next_piece(t, q, k0, step) : (coming){0});
+                   p->share && p->tile ? next_piece(t, q, k0, step) : (coming){0});
             if (k1 == p->k) p->store(p->ctx, t->n0, t->n, m0, m, sum);
             if (k1 < p->k)
                 call_rows(t, t->n0, t->n, k1, least(step, p->k - k1), q - t->p0, t->p1 - t->p0);
