@@ -44,11 +44,13 @@ check-all: check check-dev check-cuda
 check-release: deps-check
 	cmake -S . -B build/check -G Ninja -DCMAKE_BUILD_TYPE=Release -DH3_CUDA=OFF >/dev/null
 	cmake --build build/check -j $(JOBS)
+	@tests/sweep.sh
 	OMP_WAIT_POLICY=passive ctest --test-dir build/check --output-on-failure --timeout 5000 -j 2
 
 check-dev: deps-check
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Debug -DH3_SANITIZE=ON -DH3_CUDA=OFF >/dev/null
 	cmake --build build/dev -j $(JOBS)
+	@tests/sweep.sh
 	OMP_WAIT_POLICY=passive ctest --test-dir build/dev --output-on-failure --timeout 5000 -j 2
 
 check-clang: deps-check

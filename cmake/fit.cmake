@@ -22,6 +22,7 @@ if(TARGET h3 AND CMOCKA_FOUND)
     target_link_options(h3av-keep PRIVATE -Wl,--wrap=h3_file_map -Wl,--wrap=h3_poison_check
                         -Wl,--wrap=h3_bind -Wl,--wrap=h3_dit_modulate)
 endif()
+add_test(NAME sweep COMMAND ${CMAKE_SOURCE_DIR}/tests/sweep_test.sh ${CMAKE_SOURCE_DIR})
 # Tables of forms that are damaged, in place of those of the build.
 if(TARGET h3 AND CMOCKA_FOUND)
     set(all_but_builtin ${whole_library})

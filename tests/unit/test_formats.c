@@ -255,7 +255,7 @@ static const sample samples[] = {
 
 static void test_samples(void **state)
 {
-    char out[] = "/tmp/h3-formats-XXXXXX";
+    char out[] = "/tmp/h3av-formats-XXXXXX";
     const int fd = mkstemp(out);
     int failed = 0;
 

@@ -240,7 +240,7 @@ static const form forms[] = {
 static char *sparse_file(const char *name)
 {
     const bool is_gguf = strstr(name, "gguf") || strstr(name, "llama");
-    char *path = h3_strdupf("/tmp/h3-manifest-%ld-%s.%s", (long)getpid(), name,
+    char *path = h3_strdupf("/tmp/h3av-manifest-%ld-%s.%s", (long)getpid(), name,
                             is_gguf ? "gguf" : "safetensors");
     table t = read_table(name);
 

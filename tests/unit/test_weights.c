@@ -44,7 +44,7 @@ static void must_fail(h3_status st, h3_status code, const char *names)
 static char *temporary(const char *suffix)
 {
     static int n;
-    return h3_strdupf("/tmp/h3-weights-%ld-%d%s", (long)getpid(), n++, suffix);
+    return h3_strdupf("/tmp/h3av-weights-%ld-%d%s", (long)getpid(), n++, suffix);
 }
 
 static uint64_t rng(uint64_t *s)
