@@ -8,7 +8,7 @@
  *
  * Both take segments, causal masks and grouped key heads, and read q, k, v where they lie.
  */
-#include "device.cuh"
+#include "rows.cuh"
 #include "mma.cuh"
 
 /* Rows [from, to) of the segment of this block; false when the block has no queries. */
@@ -334,29 +334,68 @@ extern "C" cudaError_t h3_k_attention_mma(cudaStream_t s, const h3_attn *a)
 
 /* A block walks over rows [S, H, D] of one of up to three tensors (blockIdx.y). Non-negative floats
  * compare like their bits. */
-static __global__ void amax_kernel(const __grid_constant__ h3_heads8 a)
+/* Vectors of 8 of one row's heads: a group of D / 8 threads has every n-th head, four at a time. */
+enum { HEADS8_THREADS = 224, HEADS8_AT_ONCE = 4 };
+
+template <typename F>
+static __device__ __forceinline__ void each_head_8(const h3_heads8_one &t, int64_t s, int D,
+                                                   const F &f)
 {
-    __shared__ float part[32];
-    const h3_heads8_one &t = a.of[blockIdx.y];
-    const int per = (int)a.D / 8, n = (int)t.H * per;
-    float top = 0, u[8];
-    for (int64_t s = blockIdx.x; s < a.S; s += gridDim.x)
-        for (int i = threadIdx.x; i < n; i += blockDim.x) {
-            const int h = i / per, c = (i - h * per) * 8;
-            load<8>(t.x, K_BF16, s * t.st_s + h * t.st_h + c, u);
+    const int per = D / 8, group = (int)threadIdx.x / per, c = ((int)threadIdx.x - group * per) * 8;
+    const int n = (int)blockDim.x / per, H = (int)t.H;
+    const unsigned short *x = (const unsigned short *)t.x + s * t.st_s + c;
+    for (int first = 0; first < H; first += HEADS8_AT_ONCE * n) {
+        bf16x8 u[HEADS8_AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                top = fmaxf(top, fabsf(u[k]));
+        for (int i = 0; i < HEADS8_AT_ONCE; i++) {
+            const int h = first + group + i * n;
+            if (h < H) u[i] = f.read(x, h * t.st_h);
         }
-    top = block_max(top, part);
-    if (threadIdx.x == 0) atomicMax(t.amax, __float_as_uint(top));
+#pragma unroll
+        for (int i = 0; i < HEADS8_AT_ONCE; i++) {
+            const int h = first + group + i * n;
+            if (h < H) f.use(h, c, u[i]);
+        }
+    }
+}
+
+struct top_of_heads {
+    unsigned &top;
+    __device__ bf16x8 read(const void *x, int64_t i) const
+    {
+        return load_8(x, i);
+    }
+    __device__ void use(int, int, const bf16x8 &u) const
+    {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            top = top_of_pairs(top, u.v[k]);
+    }
+};
+
+static __global__ void __launch_bounds__(HEADS8_THREADS)
+    amax_kernel(const __grid_constant__ h3_heads8 a)
+{
+    __shared__ __align__(16) float part[8];
+    const h3_heads8_one &t = a.of[blockIdx.y];
+    unsigned top = 0;
+    for (int64_t s = blockIdx.x; s < a.S; s += gridDim.x)
+        each_head_8(t, s, (int)a.D, top_of_heads{top});
+    const float most = block_top_8(top_of(top), part);
+    if (threadIdx.x == 0) atomicMax(t.amax, __float_as_uint(most));
+}
+
+/* Whole groups of threads for a head each, whole warps of them where a head has a power of two. */
+static unsigned heads8_threads(int64_t D)
+{
+    return (unsigned)(div_up(HEADS8_THREADS / (D / 8) * (D / 8), 32) * 32);
 }
 
 extern "C" cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a)
 {
     const dim3 grid((unsigned)(a->S < 2048 ? a->S : 2048), (unsigned)a->n);
     if (a->S == 0 || a->n == 0) return cudaSuccess;
-    return H3_RUN(amax_kernel, grid, 256, 0, s, *a);
+    return H3_RUN(amax_kernel, grid, heads8_threads(a->D), 0, s, *a);
 }
 
 static __device__ __forceinline__ float factor_of(const h3_heads8_one &t)
@@ -382,28 +421,35 @@ extern "C" cudaError_t h3_k_descale(cudaStream_t s, const h3_heads8 *a, float *s
     return H3_RUN(descale_kernel, (unsigned)div_up(n ? n : 1, 256), 256, 0, s, *a, scale, rows, n);
 }
 
-static __global__ void heads_e4m3_kernel(const __grid_constant__ h3_heads8 a)
+struct heads_to_e4m3 {
+    unsigned char *y;
+    int D;
+    float scale;
+    __device__ bf16x8 read(const void *x, int64_t i) const
+    {
+        return load_8_once(x, i);
+    }
+    __device__ void use(int h, int c, const bf16x8 &u) const
+    {
+        store_8_e4m3(y, (int64_t)h * D + c, u, scale);
+    }
+};
+
+/* Last rows first: of those the caches still know what amax_kernel read. */
+static __global__ void __launch_bounds__(HEADS8_THREADS)
+    heads_e4m3_kernel(const __grid_constant__ h3_heads8 a)
 {
     const h3_heads8_one &t = a.of[blockIdx.y];
-    const float scale = factor_of(t);
-    const int per = (int)a.D / 8, n = (int)t.H * per;
-    const int64_t s = blockIdx.x;
-    float u[8];
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const int h = i / per, c = (i - h * per) * 8;
-        load<8>(t.x, K_BF16, s * t.st_s + h * t.st_h + c, u);
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            u[k] *= scale;
-        store_e4m3<8>(t.y, (s * t.H + h) * a.D + c, u);
-    }
+    const int64_t s = (int64_t)gridDim.x - 1 - blockIdx.x;
+    unsigned char *const y = (unsigned char *)t.y + s * (t.H * a.D);
+    each_head_8(t, s, (int)a.D, heads_to_e4m3{y, (int)a.D, factor_of(t)});
 }
 
 extern "C" cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a)
 {
     const dim3 grid((unsigned)a->S, (unsigned)a->n);
     if (a->S == 0 || a->n == 0) return cudaSuccess;
-    return H3_RUN(heads_e4m3_kernel, grid, 256, 0, s, *a);
+    return H3_RUN(heads_e4m3_kernel, grid, heads8_threads(a->D), 0, s, *a);
 }
 
 static __global__ void from_e4m3_kernel(void *y, int dtype, const unsigned char *x, int64_t n,

@@ -78,6 +78,22 @@ static __device__ __forceinline__ void start_early()
 #endif
 }
 
+/* v is computed here, once: what is derived from it is added to it, not to what it was made of. */
+#if defined(__CUDA_ARCH__) && !defined(H3_CUDA_EMULATE)
+static __device__ __forceinline__ void settle(unsigned char *&v)
+{
+    asm("" : "+l"(v));
+}
+static __device__ __forceinline__ void settle(int &v)
+{
+    asm("" : "+r"(v));
+}
+#else
+template <typename T> static __device__ __forceinline__ void settle(T &)
+{
+}
+#endif
+
 static __host__ __device__ __forceinline__ int64_t div_up(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;

@@ -4,6 +4,9 @@
  */
 #include "rows.cuh"
 
+#include <math.h>
+
+
 struct rope_args {
     void *x;
     const float *g;
@@ -24,6 +27,7 @@ struct pair_args {
     int64_t st_s, st_h;
     void *k8;
     float *k_descale;
+    float root; // 1.01 sqrt(D)
 };
 
 /* L lanes a head; its normed values meet in shared memory for the rotation. */
@@ -133,10 +137,11 @@ static __global__ void head_vector_kernel(const __grid_constant__ rope_args a)
 }
 
 /* The same for bf16 heads under bf16 tables: everything after the norm in pairs. A head's L lanes
- * hold u: normed by g and turned by co, si; `to` is the partner's lane. */
+ * hold u: normed by g and turned by co, si (si with its sign: what is added); `to` is the partner's
+ * lane. */
 struct turn {
     bf16x8 co, si;
-    bool is_turned, is_low;
+    bool is_turned;
     int to;
 };
 
@@ -144,37 +149,44 @@ template <int L>
 static __device__ __forceinline__ turn turn_of(const rope_args &a, unsigned s, int lane)
 {
     const int c = lane * 8, R = (int)a.R;
+    const bool is_low = c < R;
     turn t = {};
-    t.is_low = c < R;
     t.is_turned = c < 2 * R;
-    t.to = ((int)(threadIdx.x % 32) + (t.is_low ? R / 8 : -R / 8)) & 31;
+    t.to = ((int)(threadIdx.x % 32) + (is_low ? R / 8 : -R / 8)) & 31;
     if (t.is_turned) {
-        const int j = t.is_low ? c : c - R;
+        const int j = is_low ? c : c - R;
+        const unsigned sign = is_low ? 0x80008000u : 0;
         t.co = load_8(a.cos, (int64_t)s * a.cos_s + j);
         t.si = load_8(a.sin, (int64_t)s * a.sin_s + j);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            t.si.v[k] ^= sign;
     }
     return t;
 }
 
 template <int L>
-static __device__ __forceinline__ void norm_head(const rope_args &a, const float (&g)[8], bf16x8 &u)
+static __device__ __forceinline__ void norm_head(const rope_args &a, bool round_first,
+                                                 const float (&g)[8], bf16x8 &u)
 {
-    float2 f[4];
-    float ss = 0;
+    float x[4], y[4], ss = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        f[k] = __bfloat1622float2(u.v[k]);
-        ss = fmaf(f[k].x, f[k].x, fmaf(f[k].y, f[k].y, ss));
+        x[k] = low_of(u.v[k]), y[k] = high_of(u.v[k]);
+        ss = fmaf(x[k], x[k], fmaf(y[k], y[k], ss));
     }
 #pragma unroll
     for (int o = L / 2; o > 0; o /= 2)
         ss += __shfl_xor_sync(0xffffffffu, ss, o);
-    const float inv = rsqrtf(ss * a.per_D + a.eps); // good to 2^-22, for numbers of 8 bits
+    const float inv = rsqrt_16(ss * a.per_D + a.eps); // good to 2^-22, for numbers of 8 bits
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        float x = f[k].x * inv, y = f[k].y * inv;
-        if (a.round_first) x = rounded(K_BF16, x), y = rounded(K_BF16, y);
-        u.v[k] = __floats2bfloat162_rn(x * g[2 * k], y * g[2 * k + 1]);
+        float v = x[k] * inv, w = y[k] * inv;
+        if (round_first) {
+            const unsigned z = pair_of(v, w);
+            v = low_of(z), w = high_of(z);
+        }
+        u.v[k] = pair_of(v * g[2 * k], w * g[2 * k + 1]);
     }
 }
 
@@ -183,19 +195,16 @@ static __device__ __forceinline__ void turn_head(const turn &t, bf16x8 &u)
     bf16x8 other;
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        other.v[k] = pair_of(__shfl_sync(0xffffffffu, word_of(u.v[k]), t.to));
+        other.v[k] = __shfl_sync(0xffffffffu, u.v[k], t.to);
     if (!t.is_turned) return;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const __nv_bfloat162 own = __hmul2_rn(u.v[k], t.co.v[k]);
-        const __nv_bfloat162 his = __hmul2_rn(other.v[k], t.si.v[k]);
-        u.v[k] = t.is_low ? __hsub2_rn(own, his) : __hadd2_rn(own, his);
-    }
+    for (int k = 0; k < 4; k++)
+        u.v[k] = add_pairs(mul_pairs(u.v[k], t.co.v[k]), mul_pairs(other.v[k], t.si.v[k]));
 }
 
-/* No number of a normed head, turned or not, exceeds sqrt(D) max |g|. */
+/* No number of a normed head, turned or not, exceeds sqrt(D) max |g| = root * max |g| / 1.01. */
 template <int L>
-static __device__ __forceinline__ float head_factor(const float (&g)[8], float D)
+static __device__ __forceinline__ float head_factor(const float (&g)[8], float root)
 {
     float top = 0;
 #pragma unroll
@@ -204,13 +213,13 @@ static __device__ __forceinline__ float head_factor(const float (&g)[8], float D
 #pragma unroll
     for (int o = L / 2; o > 0; o /= 2)
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-    top *= sqrtf(D) * 1.01f;
+    top *= root;
     return top > 0 ? 448.0f / top : 1.0f;
 }
 
 static __device__ __forceinline__ bf16x8 no_numbers()
 {
-    return {{pair_of(0), pair_of(0), pair_of(0), pair_of(0)}};
+    return {{0, 0, 0, 0}};
 }
 
 template <int L> static __global__ void head_bf16_kernel(const __grid_constant__ rope_args a)
@@ -227,7 +236,7 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
     if (a.eps > 0) {
         float g[8];
         load_vector<8>(has_channels ? a.g : NULL, c, 1.0f, g);
-        norm_head<L>(a, g, u);
+        norm_head<L>(a, a.round_first, g, u);
     }
     turn_head(t, u);
     if (is_there && has_channels) store_8(a.x, at, u);
@@ -236,49 +245,51 @@ template <int L> static __global__ void head_bf16_kernel(const __grid_constant__
 /* The heads of one row, q and k: L lanes take every n-th head of one of them, B of their heads at a
  * time on the way, so that gain and turn are fetched once. Neighbouring groups take q and k of one
  * head, which lie side by side in an interleaved product. */
-template <int L>
-static __global__ void __launch_bounds__(256, 4)
+enum { PAIR_AT_ONCE = 4, PAIR_THREADS = 224 }; // 56 heads are two rounds of 7 groups
+
+template <int L, bool IS_8>
+static __global__ void __launch_bounds__(PAIR_THREADS, 5)
     head_pair_kernel(const __grid_constant__ pair_args p)
 {
-    enum { B = 4 }; // all 7 of 56 heads at once were slower
+    enum { B = PAIR_AT_ONCE };
     start_early();
     const rope_args &a = p.q;
     const unsigned s = blockIdx.x;
     const int group = (int)threadIdx.x / L, lane = (int)threadIdx.x % L;
-    const int H = (int)a.H, c = lane * 8, step = (int)blockDim.x / L / 2;
-    const bool is_k = group & 1, has_channels = c < (int)a.D;
-    unsigned short *const x = (unsigned short *)(is_k ? p.k : a.x) + c +
-                              (int64_t)s * (is_k ? p.st_s : a.st_s);
-    const int64_t st_h = is_k ? p.st_h : a.st_h;
-    unsigned char *const q8 = (unsigned char *)(is_k ? p.k8 : a.q8);
+    const int H = (int)a.H, D = (int)a.D, c = lane * 8, step = (int)blockDim.x / L / 2;
+    const bool is_k = group & 1, has_channels = c < D;
+    unsigned char *x = (unsigned char *)(is_k ? p.k : a.x) + 2 * c +
+                       2 * (int64_t)s * (is_k ? p.st_s : a.st_s);
+    unsigned char *q8 = (unsigned char *)(is_k ? p.k8 : a.q8) + (int64_t)s * ((int64_t)H * D) + c;
+    int st_h = 2 * (int)(is_k ? p.st_h : a.st_h);
     const turn t = turn_of<L>(a, s, lane);
+    const int last = has_channels ? H : 0;
     float g[8], factor = 0;
 
+    settle(x), settle(q8), settle(st_h);
     load_vector<8>(has_channels ? (is_k ? p.gk : a.g) : NULL, c, 1.0f, g);
-    for (int first = group / 2; first - group / 2 < H; first += B * step) { // all lanes alike
+    for (int first = 0; first < H; first += B * step) {
         bf16x8 u[B];
 #pragma unroll
         for (int i = 0; i < B; i++) {
-            const int h = first + i * step;
-            u[i] = has_channels && h < H ? load_8_once(x, h * st_h) : no_numbers();
+            const int h = first + group / 2 + i * step;
+            u[i] = h < last ? load_8_once(x + (int64_t)h * st_h, 0) : no_numbers();
         }
-        if (q8 && factor == 0) { // once, while the first heads are on their way
-            factor = a.eps > 0 ? head_factor<L>(g, (float)a.D) : 1.0f;
-            if (s == 0 && lane == 0 && group < 2)
-                *(is_k ? p.k_descale : a.descale) = 1.0f / factor;
-        }
+        if (IS_8 && first == 0) factor = head_factor<L>(g, p.root); // the heads are on their way
 #pragma unroll
         for (int i = 0; i < B; i++) {
-            const int h = first + i * step;
-            if (a.eps > 0) norm_head<L>(a, g, u[i]);
+            const int h = first + group / 2 + i * step;
+            norm_head<L>(a, false, g, u[i]);
             turn_head(t, u[i]);
-            if (!has_channels || h >= H) continue;
-            if (q8)
-                store_8_e4m3(q8, ((int64_t)s * H + h) * a.D + c, u[i], factor);
+            if (h >= last) continue;
+            if constexpr (IS_8)
+                store_8_e4m3(q8 + (int64_t)h * D, 0, u[i], factor);
             else
-                store_8(x, h * st_h, u[i]);
+                store_8(x + (int64_t)h * st_h, 0, u[i]);
         }
     }
+    if (IS_8 && s == 0 && lane == 0 && group < 2)
+        *(is_k ? p.k_descale : a.descale) = 1.0f / factor;
 }
 
 /* True when every row of a rotation table allows 8 at a time. */
@@ -357,9 +368,26 @@ extern "C" bool h3_k_fits_pair(const h3_head_pair *p)
 {
     const rope_args a =
         rope_of(p->q, p->dtype, p->ne, p->q_st, p->gq, p->eps, p->cos, p->sin);
-    return p->dtype == K_BF16 && p->is_even && a.cos && a.table == K_BF16 && fits_vectors(a) &&
+    return p->dtype == K_BF16 && p->is_even && p->eps > 0 && !p->round_first && a.cos && a.table == K_BF16 && fits_vectors(a) &&
+           p->q_st[1] < (int64_t)1 << 24 && p->k_st[1] < (int64_t)1 << 24 &&
            (uintptr_t)p->gk % 16 == 0 && is_wide_head(p->q, p->dtype, p->ne, p->q_st) &&
            is_wide_head(p->k, p->dtype, p->ne, p->k_st);
+}
+
+/* Groups of a row's block: as many of q as of k, whole warps of them, with the least of empty places
+ * in the rounds that its heads take. */
+template <int L, bool IS_8> static cudaError_t run_pair(cudaStream_t s, const pair_args &a)
+{
+    const int even = L < 16 ? 16 / L : 1, most = PAIR_THREADS / (2 * L);
+    int64_t best = 0;
+    int step = most;
+    for (int n = most; 2 * n > most; n -= even) {
+        const int64_t places = div_up(a.q.H, (int64_t)PAIR_AT_ONCE * n) * n;
+        if (n < most && places >= best) continue;
+        best = places, step = n;
+    }
+    return H3_RUN_EARLY((head_pair_kernel<L, IS_8>), (unsigned)(a.q.n / a.q.H),
+                        (unsigned)(2 * step * L), 0, s, a);
 }
 
 extern "C" cudaError_t h3_k_head_pair(cudaStream_t s, const h3_head_pair *p)
@@ -367,12 +395,16 @@ extern "C" cudaError_t h3_k_head_pair(cudaStream_t s, const h3_head_pair *p)
     pair_args a = {rope_of(p->q, p->dtype, p->ne, p->q_st, p->gq, p->eps, p->cos, p->sin),
                    p->k, p->gk, p->k_st[0], p->k_st[1], p->k8, p->k_descale};
     const int L = a.q.D > 128 ? 32 : a.q.D > 64 ? 16 : 8;
-    const unsigned blocks = (unsigned)p->ne[0];
-    a.q.round_first = p->round_first;
     a.q.q8 = p->q8;
     a.q.descale = p->q_descale;
+    a.root = sqrtf((float)a.q.D) * 1.01f;
     if (a.q.n == 0) return cudaSuccess;
-    if (L == 32) return H3_RUN_EARLY((head_pair_kernel<32>), blocks, 256, 0, s, a);
-    if (L == 16) return H3_RUN_EARLY((head_pair_kernel<16>), blocks, 256, 0, s, a);
-    return H3_RUN_EARLY((head_pair_kernel<8>), blocks, 256, 0, s, a);
+    if (p->q8) {
+        if (L == 32) return run_pair<32, true>(s, a);
+        if (L == 16) return run_pair<16, true>(s, a);
+        return run_pair<8, true>(s, a);
+    }
+    if (L == 32) return run_pair<32, false>(s, a);
+    if (L == 16) return run_pair<16, false>(s, a);
+    return run_pair<8, false>(s, a);
 }

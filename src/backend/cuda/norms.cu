@@ -171,8 +171,8 @@ template <int N> static __global__ void norm_warp_8_kernel(const __grid_constant
         if ((i * 32 + lane) * 8 < C) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float2 f = __bfloat1622float2(u[i].v[k]);
-                ss += f.x * f.x + f.y * f.y;
+                const float x = low_of(u[i].v[k]), y = high_of(u[i].v[k]);
+                ss += x * x + y * y;
             }
         }
     const float inv = 1.0f / sqrtf(warp_sum(ss) / (float)C + a.eps);
@@ -184,10 +184,12 @@ template <int N> static __global__ void norm_warp_8_kernel(const __grid_constant
             load_vector<8>(a.g, c, 1.0f, g);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float2 f = __bfloat1622float2(u[i].v[k]);
-                float v = f.x * inv, w = f.y * inv;
-                if (a.round_first) v = rounded(K_BF16, v), w = rounded(K_BF16, w);
-                u[i].v[k] = __floats2bfloat162_rn(v * g[2 * k], w * g[2 * k + 1]);
+                float v = low_of(u[i].v[k]) * inv, w = high_of(u[i].v[k]) * inv;
+                if (a.round_first) {
+                    const unsigned z = pair_of(v, w);
+                    v = low_of(z), w = high_of(z);
+                }
+                u[i].v[k] = pair_of(v * g[2 * k], w * g[2 * k + 1]);
             }
             store_8(a.y.p, yo + c, u[i]);
         }
@@ -213,97 +215,115 @@ extern "C" cudaError_t h3_k_layer_norm(cudaStream_t s, h3_rows y, h3_rows x, con
     return run_norm<LAYER, 1>(s, a);
 }
 
-/* rms_norm_mod of a bf16 stream, after gate_add where IS_GATED: N vectors of 8 a thread wait as
- * bf16. Rows pass once and by; the modulation, which rows share, is what the caches are for. */
-template <int N, bool IS_GATED>
-static __global__ void norm_mod_8_kernel(const __grid_constant__ norm_args a)
+/* row_at; T: rows at one distance. */
+template <int T> static __device__ __forceinline__ int64_t row_of(const h3_rows &v, int64_t r)
 {
-    __shared__ float part[2][32];
+    return T ? r * v.st[0] : row_at(v, r);
+}
+
+/* rms_norm_mod of a bf16 stream, after gate_add where IS_GATED: N vectors of 8 a thread wait as
+ * bf16. Rows pass once and by; the modulation, which rows share, is what the caches are for. These
+ * kernels would wait for instructions before they wait for memory: rows of exactly 8 N T numbers at
+ * one distance under T threads (T 0: any) need no bounds and no addresses but the first. */
+template <int N, int T, bool IS_GATED, bool IS_8>
+static __global__ void __launch_bounds__(T ? T : 256, T ? 5 : 4)
+    norm_mod_8_kernel(const __grid_constant__ norm_args a)
+{
+    __shared__ __align__(16) float part[2][8];
     start_early();
-    const int64_t r = blockIdx.x, xo = row_at(a.x, r);
-    const int C = (int)a.x.cols, step = (int)blockDim.x * 8;
-    const int64_t mo = a.m.row[r] * a.m.st_r;
+    const int64_t r = blockIdx.x, mr = a.m.row[r];
+    const int C = T ? 8 * N * T : (int)a.x.cols, step = T ? 8 * T : (int)blockDim.x * 8;
+    const int c = (int)threadIdx.x * 8;
+    unsigned short *const x = (unsigned short *)a.x.p + row_of<T>(a.x, r) + c;
     bf16x8 u[N];
-    float ss = 0, top = 0;
+    float ss = 0;
+    unsigned top = 0;
 
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int c = (int)threadIdx.x * 8 + i * step;
-        if (c < C) u[i] = load_8_once(a.x.p, xo + c);
-    }
+    for (int i = 0; i < N; i++)
+        if (T || c + i * step < C) u[i] = load_8_once(x, i * step);
     if constexpr (IS_GATED) {
-        const int64_t ho = row_at(a.h, r), go = a.gate.row[r] * a.gate.st_r + a.gate.shift;
-        bf16x8 w[N];
+        const unsigned short *const h = (const unsigned short *)a.h.p + row_of<T>(a.h, r) + c;
+        const unsigned short *const gate = (const unsigned short *)a.gate.p +
+                                           a.gate.row[r] * a.gate.st_r + a.gate.shift + c;
+        bf16x8 w[N], g[N]; // all of them under way before the first store
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int c = (int)threadIdx.x * 8 + i * step;
-            if (c < C) w[i] = load_8_once(a.h.p, ho + c);
-        }
+        for (int i = 0; i < N; i++)
+            if (T || c + i * step < C) {
+                w[i] = load_8_once(h, i * step);
+                g[i] = load_8(gate, i * step);
+            }
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int c = (int)threadIdx.x * 8 + i * step;
-            if (c < C) {
-                const bf16x8 g = load_8(a.gate.p, go + c);
+        for (int i = 0; i < N; i++)
+            if (T || c + i * step < C) {
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    u[i].v[k] = __hadd2_rn(u[i].v[k], __hmul2_rn(g.v[k], w[i].v[k]));
-                store_8(a.x.p, xo + c, u[i]);
+                    u[i].v[k] = add_pairs(u[i].v[k], mul_pairs(g[i].v[k], w[i].v[k]));
+                store_8(x, i * step, u[i]);
             }
-        }
     }
+    const unsigned short *const mod = (const unsigned short *)a.m.p + mr * a.m.st_r + c;
+    const unsigned short *const scale = mod + a.m.scale, *const shift = mod + a.m.shift;
+    bf16x8 sc[N], sh[N];
 #pragma unroll
     for (int i = 0; i < N; i++)
-        if ((int)threadIdx.x * 8 + i * step < C) {
+        if (T || c + i * step < C) sc[i] = load_8(scale, i * step);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (T || c + i * step < C) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float2 f = __bfloat1622float2(u[i].v[k]);
-                ss += f.x * f.x + f.y * f.y;
+                const float v = low_of(u[i].v[k]), w = high_of(u[i].v[k]);
+                ss += v * v + w * w;
             }
         }
-    ss = block_sum(ss, part[0]); // y may be h: all of the row was read by now
+    ss = block_sum_8(ss, part[0]); // y may be h: all of the row was read by now
     const float inv = 1.0f / sqrtf(ss / (float)C + a.eps);
-    const __nv_bfloat162 one = __floats2bfloat162_rn(1.0f, 1.0f);
+    const float *const gain = a.g ? a.g + c : NULL;
+    unsigned short *const y = (unsigned short *)a.y.p + row_of<T>(a.y, r) + c;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int c = (int)threadIdx.x * 8 + i * step;
-        if (c < C) {
+    for (int i = 0; i < N; i++)
+        if (T || c + i * step < C) {
             float g[8];
-            load_vector<8>(a.g, c, 1.0f, g);
-            const bf16x8 scale = load_8(a.m.p, mo + a.m.scale + c);
-            const bf16x8 shift = load_8(a.m.p, mo + a.m.shift + c);
+            load_vector<8>(gain, i * step, 1.0f, g);
+            sh[i] = load_8(shift, i * step);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float2 f = __bfloat1622float2(u[i].v[k]);
-                const __nv_bfloat162 v =
-                    __floats2bfloat162_rn(f.x * inv * g[2 * k], f.y * inv * g[2 * k + 1]);
-                u[i].v[k] = __hadd2_rn(__hmul2_rn(v, __hadd2_rn(one, scale.v[k])), shift.v[k]);
-                const float2 z = __bfloat1622float2(u[i].v[k]);
-                top = fmaxf(top, fmaxf(fabsf(z.x), fabsf(z.y)));
+                const unsigned v = pair_of(low_of(u[i].v[k]) * inv * g[2 * k],
+                                           high_of(u[i].v[k]) * inv * g[2 * k + 1]);
+                u[i].v[k] = add_pairs(mul_pairs(v, add_pairs(0x3f803f80u, sc[i].v[k])), sh[i].v[k]);
+                if constexpr (IS_8) top = top_of_pairs(top, u[i].v[k]);
             }
-            if (!a.q) store_8(a.y.p, row_at(a.y, r) + c, u[i]);
         }
-    }
-    if (!a.q) return;
-    top = block_max(top, part[1]);
-    const float factor = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / factor;
-    if (threadIdx.x == 0) a.qs[r] = factor;
+    if constexpr (!IS_8) {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int c = (int)threadIdx.x * 8 + i * step;
-        if (c < C) store_8_e4m3(a.q, r * a.ldq + c, u[i], over);
+        for (int i = 0; i < N; i++)
+            if (T || c + i * step < C) store_8(y, i * step, u[i]);
+    } else {
+        const float most = block_top_8(top_of(top), part[1]);
+        const float factor = most > 0 ? most / 448.0f : 1.0f, over = 1.0f / factor;
+        unsigned char *const q = (unsigned char *)a.q + r * a.ldq + c;
+        if (threadIdx.x == 0) a.qs[r] = factor;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (T || c + i * step < C) store_8_e4m3(q, i * step, u[i], over);
     }
 }
 
-template <bool IS_GATED> static cudaError_t run_norm_mod_8(cudaStream_t s, const norm_args &a)
+template <bool IS_GATED, bool IS_8>
+static cudaError_t run_norm_mod_8(cudaStream_t s, const norm_args &a)
 {
     const int64_t per = a.x.cols / 8, n = div_up(per, 256);
     const unsigned rows = (unsigned)a.x.rows;
     const unsigned threads = (unsigned)(div_up(div_up(per, n ? n : 1), 32) * 32);
     if (a.x.rows == 0 || per == 0) return cudaSuccess;
-    if (n == 1) return H3_RUN_EARLY((norm_mod_8_kernel<1, IS_GATED>), rows, threads, 0, s, a);
-    if (n == 2) return H3_RUN_EARLY((norm_mod_8_kernel<2, IS_GATED>), rows, threads, 0, s, a);
-    if (n == 3) return H3_RUN_EARLY((norm_mod_8_kernel<3, IS_GATED>), rows, threads, 0, s, a);
-    return H3_RUN_EARLY((norm_mod_8_kernel<4, IS_GATED>), rows, threads, 0, s, a);
+    if (per == 3 * 224 && a.x.n <= 1 && a.y.n <= 1 && a.h.n <= 1) // the released denoiser
+        return H3_RUN_EARLY((norm_mod_8_kernel<3, 224, IS_GATED, IS_8>), rows, 224, 0, s, a);
+    if (n == 1)
+        return H3_RUN_EARLY((norm_mod_8_kernel<1, 0, IS_GATED, IS_8>), rows, threads, 0, s, a);
+    if (n == 2)
+        return H3_RUN_EARLY((norm_mod_8_kernel<2, 0, IS_GATED, IS_8>), rows, threads, 0, s, a);
+    return H3_RUN_EARLY((norm_mod_8_kernel<4, 0, IS_GATED, IS_8>), rows, threads, 0, s, a);
 }
 
 static bool fits_norm_mod_8(const norm_args &a)
@@ -324,7 +344,8 @@ extern "C" cudaError_t h3_k_rms_norm_mod(cudaStream_t s, h3_rows y, h3_rows x, c
                                          float eps, h3_mod mod, void *q, float *qs, int64_t ldq)
 {
     const norm_args a = {y, x, g, NULL, mod, eps, false, q, qs, ldq};
-    if (fits_norm_mod_8(a)) return run_norm_mod_8<false>(s, a);
+    if (fits_norm_mod_8(a))
+        return q ? run_norm_mod_8<false, true>(s, a) : run_norm_mod_8<false, false>(s, a);
     if (q) return cudaErrorInvalidValue;
     if (is_wide(x) && is_wide(y) && is_wide_vector(g) && is_wide_mod(mod))
         return run_norm<RMS_MOD, 8>(s, a);
@@ -336,7 +357,8 @@ extern "C" cudaError_t h3_k_gate_add_norm(cudaStream_t s, h3_rows y, h3_rows x, 
                                           void *q, float *qs, int64_t ldq)
 {
     const norm_args a = {y, x, g, NULL, mod, eps, false, q, qs, ldq, h, gate};
-    if (fits_norm_mod_8(a)) return run_norm_mod_8<true>(s, a);
+    if (fits_norm_mod_8(a))
+        return q ? run_norm_mod_8<true, true>(s, a) : run_norm_mod_8<true, false>(s, a);
     const cudaError_t e = h3_k_gate_add(s, x, h, gate);
     return e != cudaSuccess ? e : h3_k_rms_norm_mod(s, y, x, g, eps, mod, q, qs, ldq);
 }
@@ -345,23 +367,20 @@ extern "C" cudaError_t h3_k_gate_add_norm(cudaStream_t s, h3_rows y, h3_rows x, 
 static __global__ void quantise_kernel(const __grid_constant__ h3_rows x, void *q, float *qs)
 {
     H3_SHARED(uint4, row_buf);
-    __shared__ float part[32];
+    __shared__ __align__(16) float part[8];
     const int64_t r = blockIdx.x, xo = row_at(x, r);
     const int C = (int)x.cols;
-    float top = 0;
+    unsigned top = 0;
 
     for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
         const bf16x8 u = load_8(x.p, xo + c);
-        row_buf[c / 8] =
-            make_uint4(word_of(u.v[0]), word_of(u.v[1]), word_of(u.v[2]), word_of(u.v[3]));
+        row_buf[c / 8] = make_uint4(u.v[0], u.v[1], u.v[2], u.v[3]);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float2 f = __bfloat1622float2(u.v[k]);
-            top = fmaxf(top, fmaxf(fabsf(f.x), fabsf(f.y)));
-        }
+        for (int k = 0; k < 4; k++)
+            top = top_of_pairs(top, u.v[k]);
     }
-    top = block_max(top, part);
-    const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
+    const float most = block_top_8(top_of(top), part);
+    const float scale = most > 0 ? most / 448.0f : 1.0f, over = 1.0f / scale;
     if (threadIdx.x == 0) qs[r] = scale;
     for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) // each thread its own part
         store_8_e4m3(q, r * C + c, load_8(row_buf, c), over);
@@ -375,47 +394,45 @@ extern "C" cudaError_t h3_k_quantise(cudaStream_t s, void *y, float *scale, h3_r
     return H3_RUN(quantise_kernel, (unsigned)x.rows, 256, (size_t)x.cols * 2, s, x, y, scale);
 }
 
-/* silu_mul whose rows leave in e4m3 only: a block a row, N vectors of 8 a thread. */
-template <int N>
-static __global__ void __launch_bounds__(256) silu_e4m3_kernel(const __grid_constant__ h3_rows gate,
-                                        const __grid_constant__ h3_rows up, void *q, float *qs,
-                                        int64_t ldq)
+/* silu_mul whose rows leave in e4m3 only: a block a row, N vectors of 8 a thread; T as above. */
+template <int N, int T>
+static __global__ void __launch_bounds__(T ? T : 256, T ? 3 : 2)
+    silu_e4m3_kernel(const __grid_constant__ h3_rows gate, const __grid_constant__ h3_rows up,
+                     void *q, float *qs, int64_t ldq)
 {
-    __shared__ float part[32];
+    __shared__ __align__(16) float part[8];
     start_early();
-    const int64_t r = blockIdx.x, go = row_at(gate, r), uo = row_at(up, r);
-    const int C = (int)gate.cols;
+    const int64_t r = blockIdx.x;
+    const int C = T ? 8 * N * T : (int)gate.cols, step = T ? 8 * T : (int)blockDim.x * 8;
+    const int c = (int)threadIdx.x * 8;
+    const unsigned short *const from = (const unsigned short *)gate.p + row_of<T>(gate, r) + c;
+    const unsigned short *const by = (const unsigned short *)up.p + row_of<T>(up, r) + c;
     bf16x8 a[N], b[N];
-    float top = 0;
+    unsigned top = 0;
 
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int c = (int)(i * blockDim.x + threadIdx.x) * 8;
-        if (c < C) {
-            a[i] = load_8_once(gate.p, go + c);
-            b[i] = load_8_once(up.p, uo + c);
+    for (int i = 0; i < N; i++)
+        if (T || c + i * step < C) {
+            a[i] = load_8_once(from, i * step);
+            b[i] = load_8_once(by, i * step);
         }
-    }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        if ((int)(i * blockDim.x + threadIdx.x) * 8 < C) {
+        if (T || c + i * step < C) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float2 f = __bfloat1622float2(a[i].v[k]);
-                a[i].v[k] =
-                    __hmul2_rn(__floats2bfloat162_rn(silu_16(f.x), silu_16(f.y)), b[i].v[k]);
-                const float2 z = __bfloat1622float2(a[i].v[k]);
-                top = fmaxf(top, fmaxf(fabsf(z.x), fabsf(z.y)));
+                a[i].v[k] = mul_pairs(
+                    pair_of(silu_16(low_of(a[i].v[k])), silu_16(high_of(a[i].v[k]))), b[i].v[k]);
+                top = top_of_pairs(top, a[i].v[k]);
             }
         }
-    top = block_max(top, part);
-    const float scale = top > 0 ? top / 448.0f : 1.0f, over = 1.0f / scale;
+    const float most = block_top_8(top_of(top), part);
+    const float scale = most > 0 ? most / 448.0f : 1.0f, over = 1.0f / scale;
+    unsigned char *const to = (unsigned char *)q + r * ldq + c;
     if (threadIdx.x == 0) qs[r] = scale;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int c = (int)(i * blockDim.x + threadIdx.x) * 8;
-        if (c < C) store_8_e4m3(q, r * ldq + c, a[i], over);
-    }
+    for (int i = 0; i < N; i++)
+        if (T || c + i * step < C) store_8_e4m3(to, i * step, a[i], over);
 }
 
 extern "C" bool h3_k_silu_fits_e4m3(h3_rows gate, h3_rows up)
@@ -429,10 +446,13 @@ extern "C" cudaError_t h3_k_silu_e4m3(cudaStream_t s, h3_rows gate, h3_rows up, 
     const int64_t per = gate.cols / 8, n = div_up(per, 256);
     const unsigned rows = (unsigned)gate.rows;
     if (gate.rows == 0 || per == 0) return cudaSuccess;
-    if (n <= 2) return H3_RUN_EARLY((silu_e4m3_kernel<2>), rows, 256, 0, s, gate, up, q, qs, ldq);
-    if (n <= 4) return H3_RUN_EARLY((silu_e4m3_kernel<4>), rows, 256, 0, s, gate, up, q, qs, ldq);
-    if (n <= 7) return H3_RUN_EARLY((silu_e4m3_kernel<7>), rows, 256, 0, s, gate, up, q, qs, ldq);
-    return H3_RUN_EARLY((silu_e4m3_kernel<8>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    if (per == 7 * 256 && gate.n <= 1 && up.n <= 1) // the released denoiser
+        return H3_RUN_EARLY((silu_e4m3_kernel<7, 256>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    if (n <= 2)
+        return H3_RUN_EARLY((silu_e4m3_kernel<2, 0>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    if (n <= 4)
+        return H3_RUN_EARLY((silu_e4m3_kernel<4, 0>), rows, 256, 0, s, gate, up, q, qs, ldq);
+    return H3_RUN_EARLY((silu_e4m3_kernel<8, 0>), rows, 256, 0, s, gate, up, q, qs, ldq);
 }
 
 /* One frame's group of channels a block: x is read twice, its statistics are sums in double of the

@@ -115,8 +115,8 @@ struct silu_mul_8_op {
         const bf16x8 b = load_8(up.p, row_at(up, r) + c);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float2 f = __bfloat1622float2(a.v[k]);
-            a.v[k] = __hmul2_rn(__floats2bfloat162_rn(silu_16(f.x), silu_16(f.y)), b.v[k]);
+            a.v[k] =
+                mul_pairs(pair_of(silu_16(low_of(a.v[k])), silu_16(high_of(a.v[k]))), b.v[k]);
         }
         store_8(y.p, row_at(y, r) + c, a);
     }
@@ -281,10 +281,9 @@ struct scale_add_8_op {
         float f[8];
         load_vector<8>(g, c, 1.0f, f);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float2 v = __bfloat1622float2(w.v[k]);
-            u.v[k] = __hadd2_rn(u.v[k], __floats2bfloat162_rn(v.x * f[2 * k], v.y * f[2 * k + 1]));
-        }
+        for (int k = 0; k < 4; k++)
+            u.v[k] = add_pairs(u.v[k], pair_of(low_of(w.v[k]) * f[2 * k],
+                                               high_of(w.v[k]) * f[2 * k + 1]));
         store_8(x.p, at, u);
     }
 };
@@ -326,7 +325,7 @@ struct gate_add_8_op {
         bf16x8 u = load_8(x.p, at);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            u.v[k] = __hadd2_rn(u.v[k], __hmul2_rn(g.v[k], w.v[k]));
+            u.v[k] = add_pairs(u.v[k], mul_pairs(g.v[k], w.v[k]));
         store_8(x.p, at, u);
     }
 };
