@@ -479,7 +479,6 @@ static bool use_amx(const h3_dev *d, h3_gemm *g, h3_product *p, bool is_coarse)
     p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b};
     g->split = p->split;
     p->fill = is_plain ? fill_tiles : fill_split;
-    p->is_any_depth = is_plain;
     p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;
     if (is_plain) p->row_scratch = 0;
     return true;
@@ -665,7 +664,6 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
         p->split = g->split = (h3_amx_split){.n_a = 1, .n_b = 1};
         p->tile = ISA(h3_cpu_amx_int8);
         p->fill = fill_tiles;
-        p->is_any_depth = true;
     }
     return H3_OK;
 }

@@ -73,9 +73,8 @@ static size_t shared_bytes(bool is_split, int64_t rows, int64_t cols)
 static size_t work_bytes(const h3_dev *d, int64_t rows, int64_t cols)
 {
     const bool is_split = d->backend->pairs == H3_PAIRS_AMX;
-    size_t lanes = (size_t)(rows && rows < 1024 ? rows : 1024); // of sums, NB rows each
+    const size_t lanes = (size_t)(rows && rows < 1024 ? rows : 1024); // of sums, NB rows each
 
-    if (is_split && lanes < 512) lanes = 512; // there fewer lanes have more rows
     return shared_bytes(is_split, rows, cols) +
            (size_t)d->n_threads * ((lanes + (is_split ? 530 : 320)) * 896);
 }

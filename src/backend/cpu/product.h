@@ -122,7 +122,6 @@ typedef struct h3_product {
     bool packs_whole;   ///< pack wants all of k at once
     int64_t kc;         ///< columns per pass, 0: KC
     bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS
-    bool is_any_depth;  ///< AMX: fill takes more than kc columns at a time
     h3_amx_split split; ///< AMX, when tile is NULL: bf16, A and B in pieces
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
