@@ -403,12 +403,12 @@ static int64_t amx_rows(const h3_product *p)
 static void amx_block(const block *t)
 {
     const h3_product *p = t->p;
-    const int64_t depth = p->kc, chunk = amx_rows(p);
+    const int64_t chunk = amx_rows(p);
     /* Operands in pieces are long: half of a pass fits level 1. */
     const int64_t step = p->split.n_a > 1 && p->split.n_b > 1 ? p->kc / 2 : p->kc;
 
-    for (int64_t k0 = 0; k0 < p->k; k0 += depth) {
-        const int64_t kc = least(depth, p->k - k0);
+    for (int64_t k0 = 0; k0 < p->k; k0 += p->kc) {
+        const int64_t kc = least(p->kc, p->k - k0);
         const int64_t n_parts = h3_ceil_div(kc, step) * (t->p1 - t->p0);
         for (int64_t i = 0; i < t->n; i += chunk) {
             const int64_t rows = least(chunk, t->n - i);
@@ -427,7 +427,7 @@ static void amx_block(const block *t)
                                  t->a + h3_amx_a(r, k, kc, p->split.n_a, 0), piece_at(t, q, k0 + k),
                                  sum + r * NR, k0 + k > 0, m <= VL);
                     if (k0 + k + step >= p->k) p->store(p->ctx, t->n0 + i, rows, m0, m, sum);
-                    call_rows(t, t->n0 + next, n_next, next_k, least(depth, p->k - next_k), part,
+                    call_rows(t, t->n0 + next, n_next, next_k, least(p->kc, p->k - next_k), part,
                               n_parts);
                 }
         }
