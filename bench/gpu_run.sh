@@ -10,9 +10,9 @@
 # Seconds of the parts on an H200, from earlier runs:
 #   compare     430   its own parts: gpu_compare.py
 #   ops          20   the first program of a cold machine: 10 to 15 s are loading libraries
-#   goldens      70   74 files
+#   goldens      10   97 files, programs loaded already
 #   repeat       40   twenty requests of the tiny model
-#   conditions  100   16 cases
+#   conditions   15   14 cases
 #   memcheck     60   one golden of the DiT
 #   racecheck    60   one more
 #
