@@ -222,10 +222,9 @@ static h3_status read_encoder(h3_audio_vae_geometry *g, h3_checkpoint *ck, const
     g->width = ne[1];
     g->heads = 8;
     H3_TRY(vae_config_int(c, "num_attention_heads", NULL, 1, 1024, &g->heads));
-    if (g->width % g->heads || g->width / g->heads % g->latents)
-        return h3_fail(
-            H3_E_SHAPE, "%s: %lld channels in %lld heads do not average down to %lld latents",
-            h3_ckpt_path(ck), (long long)g->width, (long long)g->heads, (long long)g->latents);
+    if (g->width % g->heads)
+        return h3_fail(H3_E_SHAPE, "%s: %lld channels do not divide into %lld heads",
+                       h3_ckpt_path(ck), (long long)g->width, (long long)g->heads);
     return H3_OK;
 }
 

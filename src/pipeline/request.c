@@ -78,11 +78,13 @@ static h3_status parse_aspect(double *w, double *h, const char *text)
     return h3_fail(H3_E_ARG, "aspect %s: expected two numbers such as 16:9", text);
 }
 
+/* Blanks are tokens as others are, and the reference takes them; nothing at all it takes beside a
+ * picture or a reference only. */
 static h3_status check_prompt(const char *prompt, h3_task task)
 {
     size_t n, bad;
 
-    if (!prompt || !prompt[strspn(prompt, " \t\r\n\v\f")]) {
+    if (!prompt || !*prompt) {
         if (task != H3_T2VA) return H3_OK;
         return h3_fail(H3_E_ARG,
                        "the prompt is empty; say what to show, e.g. -p \"a red fox in snow\"");

@@ -206,8 +206,9 @@ typedef struct h3_ops {
     /** y[j, i] = x[i, j]. 2-D, act dtypes (may differ). */
     h3_status (*transpose)(h3_dev *d, h3_tensor y, h3_tensor x);
 
-    /** y[s, j] = mean over h and over the C/J consecutive channels of group j of x[s, h, c]; first the
-     *  mean over h, then the mean over the group. x [S, H, C], y [S, J]. f32. */
+    /** y[s, j] = mean over h and over the channels of group j of x[s, h, c]; first the mean over h,
+     *  then the mean over the group, which is c from floor(j C/J) to ceil((j + 1) C/J): C/J channels
+     *  each, or neighbours that share one (torch's adaptive average pooling). x [S, H, C], y [S, J]. f32. */
     h3_status (*mean_groups)(h3_dev *d, h3_tensor y, h3_tensor x);
 
     /**

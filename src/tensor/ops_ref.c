@@ -660,19 +660,20 @@ static h3_status ref_transpose(h3_dev *d UNUSED, h3_tensor y, h3_tensor x)
 
 static h3_status ref_mean_groups(h3_dev *d UNUSED, h3_tensor y, h3_tensor x)
 {
-    const int64_t H = x.ne[1], per = x.ne[2] / y.ne[1];
+    const int64_t H = x.ne[1], C = x.ne[2], J = y.ne[1];
 
-    assert(x.rank == 3 && x.ne[2] % y.ne[1] == 0);
+    assert(x.rank == 3);
     for (int64_t s = 0; s < x.ne[0]; s++)
-        for (int64_t j = 0; j < y.ne[1]; j++) {
+        for (int64_t j = 0; j < J; j++) {
+            const int64_t from = j * C / J, to = ((j + 1) * C + J - 1) / J;
             double sum = 0;
-            for (int64_t c = j * per; c < (j + 1) * per; c++) {
+            for (int64_t c = from; c < to; c++) {
                 double over_h = 0;
                 for (int64_t h = 0; h < H; h++)
                     over_h += (double)get(x, s * x.st[0] + h * x.st[1] + c);
                 sum += over_h / (double)H;
             }
-            put(y, s * y.st[0] + j, (float)(sum / (double)per));
+            put(y, s * y.st[0] + j, (float)(sum / (double)(to - from)));
         }
     return H3_OK;
 }

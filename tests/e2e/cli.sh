@@ -195,6 +195,7 @@ refuses "inspect a text" 4 "this is a text" inspect "$source_dir/README.md"
 succeeds "inspect latents" inspect l.safetensors
 check "inspect knows latents" "$(grep -c 'h3av decode' out)" 1
 succeeds "plan without a model" plan -p x
+succeeds "a prompt of blanks, which are tokens" plan -p $' \n\t'
 check "plan says for which model" "$(grep -c 'released model' err)" 1
 succeeds "plan for ranks" plan -p x -m builtin --ranks 3 --offload ranks -s 256x256 -f 22 --json
 check "plan for ranks: each of three" "$(python3 -c '
@@ -302,7 +303,6 @@ check "nothing is left of what was refused" "$(ls -A | grep -c refused)" 0
 # ---- requests that cannot be
 refuses "empty prompt" 2 "prompt is empty" generate -p "" -o refused.mp4
 refuses "no prompt" 2 "prompt is empty" generate -o refused.mp4
-refuses "blank prompt" 2 "prompt is empty" generate -p $' \n\t' -o refused.mp4
 refuses "latents kept and not saved" 2 "no-save-latents" generate -p x $small --no-save-latents --save-latents -o refused.mp4
 refuses "latents named and not saved" 2 "no-save-latents" generate -p x $small --no-save-latents --latents l -o refused.mp4
 refuses "checkpoint without a step" 2 "--checkpoint-every" generate -p x $small --checkpoint c -o refused.mp4

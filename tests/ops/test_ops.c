@@ -619,6 +619,10 @@ static void check_exact(bench *b)
     h3_tensor heads = normal(H3_F32, 0, EXTENTS(9, 4, 24)),
               means = make(H3_F32, GAP, EXTENTS(9, 6));
     AGREE(b, means, F32_REL, F32_ABS, mean_groups(d, y, heads));
+    for (int64_t groups = 1; groups < 32; groups += 5) { // shared channels, and more groups than them
+        means = make(H3_F32, GAP, EXTENTS(9, groups));
+        AGREE(b, means, F32_REL, F32_ABS, mean_groups(d, y, heads));
+    }
     drop_all();
 }
 

@@ -500,19 +500,20 @@ static h3_status transpose(h3_dev *d, h3_tensor y, h3_tensor x)
 
 static h3_status mean_groups(h3_dev *d, h3_tensor y, h3_tensor x)
 {
-    const int64_t H = x.ne[1], J = y.ne[1], per = x.ne[2] / J;
+    const int64_t H = x.ne[1], C = x.ne[2], J = y.ne[1];
 
 #pragma omp parallel for schedule(static) num_threads(threads_for(d, h3_numel(x)))
     for (int64_t s = 0; s < x.ne[0]; s++)
         for (int64_t j = 0; j < J; j++) {
+            const int64_t from = j * C / J, to = ((j + 1) * C + J - 1) / J;
             float sum = 0;
-            for (int64_t c = j * per; c < (j + 1) * per; c++) {
+            for (int64_t c = from; c < to; c++) {
                 float over_h = 0;
                 for (int64_t h = 0; h < H; h++)
                     over_h += h3_num_load(x.data, x.dtype, s * x.st[0] + h * x.st[1] + c);
                 sum += over_h / (float)H;
             }
-            h3_num_store(y.data, y.dtype, s * y.st[0] + j, sum / (float)per);
+            h3_num_store(y.data, y.dtype, s * y.st[0] + j, sum / (float)(to - from));
         }
     return H3_OK;
 }

@@ -497,17 +497,18 @@ static __global__ void mean_groups_kernel(float *y, int64_t y_st, const float *x
                                           int64_t H, int64_t C, int64_t st_s, int64_t st_h,
                                           int64_t J)
 {
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, per = C / J;
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= S * J) return;
     const int64_t s = i / J, j = i % J;
+    const int64_t from = j * C / J, to = ((j + 1) * C + J - 1) / J;
     double sum = 0;
-    for (int64_t c = j * per; c < (j + 1) * per; c++) {
+    for (int64_t c = from; c < to; c++) {
         double over = 0;
         for (int64_t h = 0; h < H; h++)
             over += (double)x[s * st_s + h * st_h + c];
         sum += over / (double)H;
     }
-    y[s * y_st + j] = (float)(sum / (double)per);
+    y[s * y_st + j] = (float)(sum / (double)(to - from));
 }
 
 extern "C" cudaError_t h3_k_mean_groups(cudaStream_t s, float *y, int64_t y_st, const float *x,
