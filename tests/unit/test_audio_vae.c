@@ -213,6 +213,7 @@ static void files_are_checked(void **state)
 static void half_a_file_is_enough_for_that_half(void **state)
 {
     static const char heads[] = "{\"num_attention_heads\": 2}",
+                      narrow[] = "{\"num_attention_heads\": 4}", // 16 channels pooled to 32
                       odd[] = "{\"num_attention_heads\": 3}";
     char *folder = vae_folder();
 
@@ -222,6 +223,8 @@ static void half_a_file_is_enough_for_that_half(void **state)
     assert_int_not_equal(try_open(folder, H3_AUDIO_VAE_ENCODER), H3_OK);
     vae_copy_file(test_model(MODEL "/model.safetensors"), folder, "decoder.conv_pre.", NULL);
     vae_write(folder, "config.json", heads, strlen(heads));
+    assert_int_equal(try_open(folder, H3_AUDIO_VAE_ENCODER), H3_OK);
+    vae_write(folder, "config.json", narrow, strlen(narrow));
     assert_int_equal(try_open(folder, H3_AUDIO_VAE_ENCODER), H3_OK);
     vae_write(folder, "config.json", odd, strlen(odd));
     assert_int_not_equal(try_open(folder, H3_AUDIO_VAE_ENCODER), H3_OK);
