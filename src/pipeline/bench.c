@@ -654,6 +654,7 @@ h3_status h3_bench(h3_engine *e, const h3_bench_opts *opts, char **json)
     h3_status st;
     json_t *root;
 
+    if (!json) return h3_fail(H3_E_ARG, "bench: no place for the report given");
     *json = NULL;
     H3_TRY(h3_engine_can_run(e));
     if (o.form && (strcmp(o.form, "q8_0") != 0 || h3_comm_size(e->comm) > 1))

@@ -210,6 +210,7 @@ h3_status h3_engine_open(h3_engine **out, const h3_engine_opts *opts)
 {
     h3_comm *c = opts && opts->ranks ? opts->ranks->comm : NULL;
 
+    if (!out) return h3_fail(H3_E_ARG, "no place for the engine given");
     *out = NULL;
     if (!opts) return h3_fail(H3_E_ARG, "no options given; h3_engine_default makes them");
     h3_status st = h3_comm_agree(c, open_engine(out, opts));
@@ -449,6 +450,7 @@ h3_status h3_plan_json(h3_engine *e, const h3_request *rq, char **json)
     json_t *o = NULL;
     h3_status st;
 
+    if (!json) return h3_fail(H3_E_ARG, "plan: no place for the JSON given");
     *json = NULL;
     H3_TRY(need_request(rq));
     with_file = *rq;
@@ -496,6 +498,7 @@ h3_status h3_counters_json(h3_engine *e, char **json)
 {
     json_t *o;
 
+    if (!json) return h3_fail(H3_E_ARG, "counters: no place for the JSON given");
     *json = NULL;
     if (!e) return h3_fail(H3_E_ARG, "no engine given");
     o = json_object();

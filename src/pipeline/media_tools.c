@@ -22,6 +22,7 @@ h3_status h3_probe(const h3_input *in, char **json)
     h3_media_info m;
     json_t *o;
 
+    if (!json) return h3_fail(H3_E_ARG, "probe: no place for the JSON given");
     *json = NULL;
     if (!in || (!in->path && !in->data))
         return h3_fail(H3_E_ARG, "probe: no file and no data given");

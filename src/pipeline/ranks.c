@@ -7,11 +7,13 @@
 
 h3_status h3_ranks_open(h3_ranks **out, int n)
 {
-    h3_ranks *r = calloc(1, sizeof *r);
+    h3_ranks *r;
     int rank, size;
     h3_status st;
 
+    if (!out) return h3_fail(H3_E_ARG, "no place for the ranks given");
     *out = NULL;
+    r = calloc(1, sizeof *r);
     if (!r) return h3_fail(H3_E_NOMEM, "no memory for ranks");
     h3_comm_launched(&rank, &size);
     if (size > 1 && n > 1 && n != size)
@@ -28,10 +30,12 @@ h3_status h3_ranks_open(h3_ranks **out, int n)
 
 h3_status h3_ranks_plan(h3_ranks **out, int n)
 {
-    h3_ranks *r = calloc(1, sizeof *r);
+    h3_ranks *r;
     h3_status st;
 
+    if (!out) return h3_fail(H3_E_ARG, "no place for the ranks given");
     *out = NULL;
+    r = calloc(1, sizeof *r);
     if (!r) return h3_fail(H3_E_NOMEM, "no memory for ranks");
     st = h3_comm_stand_in(&r->comm, n);
     if (st == H3_OK)

@@ -464,9 +464,11 @@ h3_status h3_synth(const char *form, int layers, uint64_t seed, const char *out_
 h3_status h3_synth_list(int layers, char **text)
 {
     const h3_synth_opts o = {.layers = layers};
-    char *all = h3_strdupf("%s", "");
+    char *all;
     h3_status st = H3_OK;
 
+    if (!text) return h3_fail(H3_E_ARG, "synth: no place for the list given");
+    all = h3_strdupf("%s", "");
     for (size_t i = 0; st == H3_OK && h3_synth_form_name(i); i++) {
         size_t bytes = 0;
         st = h3_synth_form(NULL, h3_synth_form_name(i), &o, &bytes);

@@ -67,6 +67,7 @@ h3_status h3_tokenize(const char *path, const char *text, char **json)
     json_t *list, *tokens;
     h3_status st;
 
+    if (!json) return h3_fail(H3_E_ARG, "tokenize: no place for the JSON given");
     *json = NULL;
     if (!text) return h3_fail(H3_E_ARG, "tokenize: no text given");
     h3_register_builtin();
@@ -209,6 +210,7 @@ h3_status h3_inspect(const char *path, bool as_json, bool verbose, char **out)
 {
     json_t *report = NULL;
 
+    if (!out) return h3_fail(H3_E_ARG, "inspect: no place for the text given");
     *out = NULL;
     if (!path) return h3_fail(H3_E_ARG, "inspect: no file and no folder given");
     h3_register_builtin();

@@ -326,6 +326,19 @@ static void test_nothing(void **state)
     assert_int_equal(h3_mux_files(NULL, NULL, 0, &rq), H3_E_ARG);
     assert_int_equal(h3_mux_files("x", NULL, 0, NULL), H3_E_ARG);
     assert_null(text);
+    // nor is an answer without a place for it
+    const h3_engine_opts eo = h3_engine_default();
+    const h3_input clip = {.path = "x"};
+    assert_int_equal(h3_engine_open(NULL, &eo), H3_E_ARG);
+    assert_int_equal(h3_plan_json(NULL, &rq, NULL), H3_E_ARG);
+    assert_int_equal(h3_counters_json(e, NULL), H3_E_ARG);
+    assert_int_equal(h3_bench(e, NULL, NULL), H3_E_ARG);
+    assert_int_equal(h3_inspect("x", true, false, NULL), H3_E_ARG);
+    assert_int_equal(h3_tokenize(NULL, "x", NULL), H3_E_ARG);
+    assert_int_equal(h3_probe(&clip, NULL), H3_E_ARG);
+    assert_int_equal(h3_synth_list(0, NULL), H3_E_ARG);
+    assert_int_equal(h3_ranks_open(NULL, 1), H3_E_ARG);
+    assert_int_equal(h3_ranks_plan(NULL, 1), H3_E_ARG);
     h3_engine_close(&e);
     h3_engine_close(&e);
     h3_engine_close(NULL);
