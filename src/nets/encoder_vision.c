@@ -99,9 +99,12 @@ static h3_status read_deep_taps(h3_encoder_vision *v, const h3_checkpoint *ck, i
         const json_t *at = json_array_get(list, (size_t)i);
         const json_int_t b = list ? json_integer_value(at) : released[i];
 
-        if ((list && !json_is_integer(at)) || b < (i ? v->deep_at[i - 1] + 1 : 0) || b >= v->depth)
+        bool is_good = (!list || json_is_integer(at)) && b >= 0 && b < v->depth;
+        for (int32_t j = 0; j < i; j++)
+            is_good = is_good && v->deep_at[j] != b;
+        if (!is_good)
             return h3_fail(H3_E_FORMAT,
-                           "%s: config.json: deepstack_visual_indexes must be ascending block "
+                           "%s: config.json: deepstack_visual_indexes must be different block "
                            "numbers below %d",
                            h3_ckpt_path(ck), v->depth);
         v->deep_at[i] = (int32_t)b;
@@ -490,6 +493,17 @@ static h3_status merge_rows(const h3_encoder_vision *v, h3_dev *d, const h3_enco
     return H3_OK;
 }
 
+/* The decoder layer behind which the rows of merger k are added: mergers stand in the order of the
+ * configuration, their rows are taken in the order of the blocks they read. */
+static int32_t layer_of(const h3_encoder_vision *v, int32_t k)
+{
+    int32_t n = 0;
+
+    for (int32_t j = 0; j < v->n_deep; j++)
+        n += v->deep_at[j] < v->deep_at[k];
+    return n;
+}
+
 /* Group i: block i and the mergers that read right after it. */
 static h3_status run_group(const h3_encoder_vision *v, h3_dev *d, int32_t i, const char *kind,
                            const float *patches, const h3_encoder_vision_tables *t, h3_tensor x,
@@ -503,8 +517,9 @@ static h3_status run_group(const h3_encoder_vision *v, h3_dev *d, int32_t i, con
     h3_tap(d, x, "%s/block.%d", kind, i);
     for (int32_t k = 0; k < v->n_deep; k++)
         if (v->deep_at[k] == i) {
-            H3_TRY(merge_rows(v, d, &v->deep[k], seen->deep[k], x));
-            h3_tap(d, seen->deep[k], "%s/deepstack.%d", kind, k);
+            const h3_tensor y = seen->deep[layer_of(v, k)];
+            H3_TRY(merge_rows(v, d, &v->deep[k], y, x));
+            h3_tap(d, y, "%s/deepstack.%d", kind, k);
         }
     if (i + 1 == v->depth) {
         H3_TRY(merge_rows(v, d, &v->merger, seen->merged, x));

@@ -4,7 +4,7 @@
  *
  *   x = patch_embed(patches) + interpolated positions
  *   per block:  x += proj(attention(rope(qkv(norm1 x))));  x += fc2(gelu_tanh(fc1(norm2 x)))
- *   after the tapped blocks: deep[k] = merger_k(x);  at the end: merged = merger(x)
+ *   after the tapped blocks: deep[n-th of them] = its merger(x);  at the end: merged = merger(x)
  *
  * Names of sizes: N patches, W width, M = merge x merge patches per merged row, C text width.
  */

@@ -588,7 +588,8 @@ static void test_configurations(void **state)
         {"vision_config", "hidden_act", "\"gelu\"", H3_E_UNSUPPORTED},
         {"vision_config", "deepstack_visual_indexes", NULL, H3_E_MISSING},
         {"vision_config", "deepstack_visual_indexes", "[0, 2]", H3_E_SHAPE},
-        {"vision_config", "deepstack_visual_indexes", "[0, 3, 2]", H3_E_FORMAT},
+        {"vision_config", "deepstack_visual_indexes", "[3, 0, 2]", H3_OK},
+        {"vision_config", "deepstack_visual_indexes", "[0, 2, 2]", H3_E_FORMAT},
         {"vision_config", "deepstack_visual_indexes", "[0, 2, 5]", H3_E_FORMAT},
         {"vision_config", "deepstack_visual_indexes", "[-1, 2, 3]", H3_E_FORMAT},
     };
