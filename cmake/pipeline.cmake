@@ -52,7 +52,7 @@ target_link_libraries(h3_builtin PRIVATE h3_base)
 target_sources(h3 PRIVATE $<TARGET_OBJECTS:h3_builtin>)
 
 room(pipeline FILES bench.c engine_parts.c fit.c fit_room.c fit_text.c h3.c job.c job_checkpoint.c job_checks.c job_events.c job_memory.c job_preview.c job_ranks.c ranks.c job_text.c job_encode.c job_sample.c kept.c latents.c media_tools.c memo.c model.c output.c
-                    plan_json.c prepare.c preset.c request.c source.c st_write.c synth.c synth_form.c tools.c
+                    plan_json.c prepare.c preset.c request.c source.c st_write.c synth.c synth_form.c tags.c tools.c
      USES sampler nets_dit nets_encoder nets_video_vae nets_audio_vae weights media text plan tensor base
      LIBS PkgConfig::JANSSON m)
 target_compile_definitions(h3_pipeline PRIVATE H3_HAVE_BUILTIN=1 H3_VERSION="${PROJECT_VERSION}")

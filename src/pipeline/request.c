@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tags.h"
 #include "unicode.h"
 
 enum { MAX_PROMPT_BYTES = 1 << 20 };
@@ -267,42 +268,6 @@ static h3_status apply_preset(h3_plan_request *r, h3_preset *p, const h3_request
     return H3_OK;
 }
 
-/* The largest N of "<word N>" in a prompt; 0: there is none. */
-static int last_label(const char *prompt, const char *word)
-{
-    const size_t n = strlen(word);
-    int last = 0;
-
-    for (const char *p = prompt; p && (p = strchr(p, '<')); p++) {
-        char *end;
-        if (strncmp(p + 1, word, n) != 0 || p[1 + n] != ' ') continue;
-        const long v = strtol(p + 2 + n, &end, 10);
-        if (*end == '>' && v > last && v < 1000) last = (int)v;
-    }
-    return last;
-}
-
-/* A label without its reference is text like any other, which nobody means. */
-static void warn_of_labels(h3_plan *p, const char *prompt)
-{
-    static const char *const words[] = {"Picture", "Video", "Audio"};
-    int n[3] = {0, 0, 0};
-
-    for (int i = 0; i < p->n_conditions; i++) {
-        const h3_condition_shape *s = &p->conditions[i].shape;
-        n[0] += s->kind != H3_COND_VIDEO && s->kind != H3_COND_AUDIO;
-        n[1] += s->kind == H3_COND_VIDEO;
-        n[2] += s->n_audio > 0;
-    }
-    for (int k = 0; k < 3; k++) {
-        const int last = last_label(prompt, words[k]);
-        if (last > n[k])
-            h3_plan_warn(p, H3_NOTE_LABEL,
-                         "the prompt names <%s %d>, and %d such reference%s given", words[k], last,
-                         n[k], n[k] == 1 ? " is" : "s are");
-    }
-}
-
 h3_status h3_request_plan(h3_plan **out, const h3_request *rq, h3_task task, const h3_sources *s,
                           const h3_engine *e)
 {
@@ -333,6 +298,6 @@ h3_status h3_request_plan(h3_plan **out, const h3_request *rq, h3_task task, con
     r.seed = rq->seed;
     H3_TRY(parse_noise_order(&r.noise_order, rq->noise_order));
     H3_TRY(h3_plan_create(out, &r));
-    warn_of_labels(*out, rq->prompt);
+    h3_tags_warn(*out, rq->prompt);
     return H3_OK;
 }

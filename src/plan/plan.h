@@ -108,7 +108,8 @@ typedef enum h3_plan_note {
     H3_NOTE_REFERENCE_CUT,      ///< a reference is longer than the video and is cut
     H3_NOTE_REFERENCE_SHORT,    ///< a reference clip has fewer than 22 frames and is padded
     H3_NOTE_REFERENCE_SILENT,   ///< a soundtrack without samples is taken as no soundtrack
-    H3_NOTE_LABEL               ///< the prompt names a reference that is not there
+    H3_NOTE_LABEL,              ///< the prompt names a reference that is not there
+    H3_NOTE_TAG                 ///< the prompt has a tag of no meaning, or half of a pair
 } h3_plan_note;
 
 typedef struct h3_plan_warning {

@@ -53,6 +53,11 @@ typedef struct h3_tok_lists {
     const int32_t *types; ///< [n_tokens] ggml's: 3 control, 4 user-defined, 5 unused; or NULL
 } h3_tok_lists;
 
+/** The tokens that MiniMax-H3 adds to Qwen's, in the order of their ids: dialogue, and marks of
+ *  sound that come in pairs but for the third. */
+enum { H3_TOK_DIALOGUE = 7 };
+extern const char *const h3_tok_dialogue[H3_TOK_DIALOGUE];
+
 /**
  * Opens a tokenizer from lists: token i has id i, a merge is "left right", both in the byte
  * alphabet. Control and user-defined tokens are added tokens; without types, what no merge makes

@@ -941,18 +941,20 @@ static h3_status add_unmade(h3_tok *t)
     return st;
 }
 
+const char *const h3_tok_dialogue[H3_TOK_DIALOGUE] = {"<d>",
+                                                      "</d>",
+                                                      "<|cutoff|>",
+                                                      "<|lyrics_start|>",
+                                                      "<|lyrics_end|>",
+                                                      "<|caption_start|>",
+                                                      "<|caption_end|>"};
+
 static h3_status add_dialogue(h3_tok *t)
 {
-    static const char *const tokens[] = {"<d>",
-                                         "</d>",
-                                         "<|cutoff|>",
-                                         "<|lyrics_start|>",
-                                         "<|lyrics_end|>",
-                                         "<|caption_start|>",
-                                         "<|caption_end|>"};
-
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
-        H3_TRY(add_added(t, "dialogue tokens", (h3_pull_str){tokens[i], strlen(tokens[i])}, -1));
+    for (int i = 0; i < H3_TOK_DIALOGUE; i++) {
+        const char *s = h3_tok_dialogue[i];
+        H3_TRY(add_added(t, "dialogue tokens", (h3_pull_str){s, strlen(s)}, -1));
+    }
     return H3_OK;
 }
 

@@ -356,6 +356,15 @@ succeeds "labels without references" plan -p "<Picture 1> sings <Audio 2>; <Vide
 check "labels without references are told" "$(python3 -c '
 import json
 print([w.split(",")[0] for w in json.load(open("out"))["warnings"] if "names" in w])')" "['the prompt names <Picture 1>', 'the prompt names <Audio 2>']"
+told() { "$h3av" plan -p "$1" --json 2>err | python3 -c '
+import json, sys
+print([w[:28] for w in json.load(sys.stdin)["warnings"] if "tag" in w or "pairs" in w])'; }
+check "tags that the model has" "$(told '<d>[English] hi</d><|cutoff|> <|lyrics_start|>la<|lyrics_end|>, a <b, <3, a < b > c')" "[]"
+check "a tag that it has not" "$(told 'the man of <Image 1>')" "['<Image 1> in the prompt is n']"
+check "a label in small letters" "$(told '<picture 1> and <foo>')" "['<picture 1> in the prompt is']"
+check "a label of another script" "$(told '<图 1>')" "['<图 1> in the prompt is no ta']"
+check "a label with a zero" "$(told '<Picture 01>')" "['<Picture 01> in the prompt i']"
+check "half of a pair" "$(told '<d>[English] hi')" "['the prompt has 1 <d> and 0 <']"
 check "numbers of the plan lie on one line" "$(grep -c '"sigmas": \[1.0, .*, 0.0\]' out)" 1
 succeeds "the built-in model by its short name" plan -m builtin -p x -q
 check "its size" "$(python3 -c 'import json; print(json.load(open("out"))["width"])')" 256
