@@ -48,15 +48,15 @@ static const struct {
     {"rope_theta", false, AT(rope_theta)},
 };
 
-static h3_status read_extent(int64_t *out, const json_t *v, const char *name, int64_t max,
-                             const char *path)
+static h3_status read_extent(int64_t *out, const json_t *v, const char *name, int64_t min,
+                             int64_t max, const char *path)
 {
     if (!v) return h3_fail(H3_E_FORMAT, "%s: field %s is missing", path, name);
     if (!json_is_integer(v))
         return h3_fail(H3_E_FORMAT, "%s: field %s is not an integer", path, name);
-    if (json_integer_value(v) < 1 || json_integer_value(v) > max)
-        return h3_fail(H3_E_FORMAT, "%s: field %s is %lld, expected 1..%lld", path, name,
-                       (long long)json_integer_value(v), (long long)max);
+    if (json_integer_value(v) < min || json_integer_value(v) > max)
+        return h3_fail(H3_E_FORMAT, "%s: field %s is %lld, expected %lld..%lld", path, name,
+                       (long long)json_integer_value(v), (long long)min, (long long)max);
     *out = json_integer_value(v);
     return H3_OK;
 }
@@ -79,7 +79,7 @@ static h3_status read_patch(int64_t patch[3], const json_t *v, const char *path)
     if (!json_is_array(v) || json_array_size(v) != 3)
         return h3_fail(H3_E_FORMAT, "%s: patch_size is not a list of three numbers", path);
     for (size_t i = 0; i < 3; i++)
-        H3_TRY(read_extent(&patch[i], json_array_get(v, i), axis[i], 256, path));
+        H3_TRY(read_extent(&patch[i], json_array_get(v, i), axis[i], 1, 256, path));
     return H3_OK;
 }
 
@@ -120,7 +120,9 @@ h3_status h3_dit_config_parse(h3_dit_config *out, const json_t *root, const char
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const char *name = is_original ? fields[i].original : fields[i].diffusers;
         int64_t *to = (int64_t *)(void *)((char *)out + fields[i].offset);
-        if (name) H3_TRY(read_extent(to, json_object_get(root, name), name, fields[i].max, path));
+        const int64_t min = fields[i].offset == AT(n_refiner) ? 0 : 1; // may be left out
+        if (name)
+            H3_TRY(read_extent(to, json_object_get(root, name), name, min, fields[i].max, path));
     }
     H3_TRY(read_patch(out->patch, json_object_get(root, "patch_size"), path));
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++)

@@ -21,7 +21,8 @@
 
 /*
  * [cos | sin] of t * 10000^(-i / half), in f32 as diffusers' get_timestep_embedding computes it
- * (with flip_sin_to_cos, no downscale shift). t is not scaled: 1 is clean.
+ * (with flip_sin_to_cos, no downscale shift). t is not scaled: 1 is clean. The last of an odd
+ * number of columns is zero.
  */
 static void sinusoid(float *row, float t, int64_t n)
 {
@@ -33,6 +34,7 @@ static void sinusoid(float *row, float t, int64_t n)
         row[i] = cosf(angle);
         row[half + i] = sinf(angle);
     }
+    if (n % 2) row[n - 1] = 0;
 }
 
 /* Linear interpolation over an even grid on [0, 1]; t = 1 is the end of the last interval. */

@@ -99,9 +99,10 @@ static h3_status shape_of(const h3_checkpoint *ck, const char *name, int want_ra
     return H3_OK;
 }
 
-/* How many blocks a stack has. A block that is missing between others is named, rather than the
- * ones behind it, which would otherwise look superfluous. */
-static h3_status count_blocks(int64_t *n, const h3_checkpoint *ck, const char *stack)
+/* How many blocks a stack has; none where that `may` be. A block that is missing between others is
+ * named, rather than the ones behind it, which would otherwise look superfluous. */
+static h3_status count_blocks(int64_t *n, const h3_checkpoint *ck, const char *stack,
+                              bool may_be_none)
 {
     char pattern[64], name[96];
 
@@ -114,10 +115,20 @@ static h3_status count_blocks(int64_t *n, const h3_checkpoint *ck, const char *s
                            "%s: tensor %s.%d.norm1.weight is missing, while %s is there",
                            h3_ckpt_path(ck), stack, (int)*n, name);
     }
-    if (*n == 0)
+    if (*n == 0 && !may_be_none)
         return h3_fail(H3_E_MISSING, "%s: tensor %s.0.norm1.weight is missing", h3_ckpt_path(ck),
                        stack);
     return H3_OK;
+}
+
+/* Text goes unrefined only where the configuration says so: tensors alone may be incomplete. */
+static bool has_no_refiner(const h3_checkpoint *ck)
+{
+    const json_t *root = h3_ckpt_config(ck, "config.json"),
+                 *n = json_object_get(root, "token_refiner_num_layers");
+
+    if (!n) n = json_object_get(root, "num_refiner_layers");
+    return json_is_integer(n) && json_integer_value(n) == 0;
 }
 
 /* Time enters through the embedder or through a curve, never through both. */
@@ -146,11 +157,6 @@ static h3_status read_time_dims(h3_dit *m, h3_checkpoint *ck)
     H3_TRY(shape_of(ck, "time_embedder.proj_in.weight", 2, ne));
     g->t_hidden = ne[0];
     g->t_freq = ne[1];
-    if (g->t_freq % 2)
-        return h3_fail(H3_E_SHAPE,
-                       "%s: time_embedder.proj_in has %" PRId64 " columns, expected "
-                       "cosines and sines, an even number",
-                       h3_ckpt_path(ck), g->t_freq);
     H3_TRY(shape_of(ck, "time_embedder.proj_out.weight", 2, ne));
     g->t_dim = ne[0];
     return H3_OK;
@@ -169,8 +175,8 @@ static h3_status read_dims(h3_dit *m, h3_checkpoint *ck)
     g->audio_cols = ne[1];
     H3_TRY(shape_of(ck, "condition_proj.weight", 2, ne));
     g->text_dim = ne[1];
-    H3_TRY(count_blocks(&g->n_layers, ck, "blocks"));
-    H3_TRY(count_blocks(&g->n_refiner, ck, "token_refiner.blocks"));
+    H3_TRY(count_blocks(&g->n_layers, ck, "blocks", false));
+    H3_TRY(count_blocks(&g->n_refiner, ck, "token_refiner.blocks", has_no_refiner(ck)));
     H3_TRY(shape_of(ck, "blocks.0.attn.q_norm.weight", 1, ne));
     g->head_dim = ne[0];
     H3_TRY(shape_of(ck, "blocks.0.attn.qkv_proj.weight", 2, ne));
@@ -318,7 +324,7 @@ static h3_status bind_all(h3_dit *m, h3_checkpoint *ck)
     fill_dims(dims, g);
     m->block = calloc((size_t)g->n_layers, sizeof *m->block);
     m->adaln = calloc((size_t)g->n_layers, sizeof *m->adaln);
-    m->refiner = calloc((size_t)g->n_refiner, sizeof *m->refiner);
+    m->refiner = calloc((size_t)g->n_refiner + 1, sizeof *m->refiner); // there may be none
     if (!m->block || !m->adaln || !m->refiner) return h3_fail(H3_E_NOMEM, "no memory for blocks");
     H3_TRY(h3_bind(ck, m->dev, edge_spec, COUNT(edge_spec), dims, &m->edge, 0));
     if (!m->n_curve) H3_TRY(h3_bind(ck, m->dev, time_spec, COUNT(time_spec), dims, &m->edge, 0));

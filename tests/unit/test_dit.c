@@ -75,6 +75,10 @@ static void both_spellings_say_the_same(void **state)
     assert_int_equal(a.ffn, 14336);
     assert_int_equal(parse(&a, original, "'norm_eps'", "'new_thing': {'a': [1]}, 'norm_eps'"),
                      H3_OK);
+    assert_int_equal(
+        parse(&a, original, "'token_refiner_num_layers': 2", "'token_refiner_num_layers': 0"),
+        H3_OK);
+    assert_int_equal(a.n_refiner, 0);
 }
 
 static void broken_configs_are_named(void **state)
