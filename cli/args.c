@@ -939,6 +939,33 @@ static int unexpected(const cli *c, const char *arg)
     return usage_error("h3av %s: unexpected argument %s", command_name(c->cmd), arg);
 }
 
+bool args_name_model(const h3_engine_opts *o)
+{
+    return o->model || o->dit || o->text_encoder || o->vae || o->audio_vae || o->tokenizer ||
+           o->n_loras;
+}
+
+/* Where and how networks run says nothing of a plan that has none: who asks whether a run fits
+ * would take its silence for a yes. */
+static const char *idle_in_plan(const h3_engine_opts *e)
+{
+    const h3_engine_opts def = h3_engine_default();
+    const struct {
+        const char *name, *value, *unset;
+    } texts[] = {
+        {"--device", e->device, def.device}, {"--offload", e->offload, def.offload},
+        {"--dtype", e->dtype, def.dtype},    {"--quant", e->quant, def.quant},
+        {"--qkv", e->qkv, def.qkv},
+    };
+
+    if (e->ram_limit) return "--ram";
+    if (e->vram_limit) return "--vram";
+    if (e->n_threads) return "--threads";
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (texts[i].value && strcmp(texts[i].value, texts[i].unset) != 0) return texts[i].name;
+    return NULL;
+}
+
 /* An option that can have no effect was meant for something else. */
 static int check_effects(const cli *c)
 {
@@ -946,8 +973,13 @@ static int check_effects(const cli *c)
     const char *idle = NULL, *lacks = NULL;
 
     const bool is_cuda = e->device && strncmp(e->device, "cuda", 4) == 0;
+    if (e->vram_limit && !is_cuda && !c->gpus) idle = "--vram", lacks = "--device cuda";
     if (c->has_cuda_math && !is_cuda && !c->gpus) idle = "--cuda-math", lacks = "--device cuda";
     if (c->has_cpu_math && (is_cuda || c->gpus)) idle = "--cpu-math", lacks = "--device cpu";
+    if (c->cmd == CMD_PLAN && !args_name_model(e)) {
+        const char *name = c->has_cpu_math ? "--cpu-math" : idle_in_plan(e);
+        if (name) idle = name, lacks = "a model: -m DIR, or -m builtin";
+    }
     if (idle) return usage_error("%s has no effect without %s", idle, lacks);
     if (c->batch) return 0; // lines may bring what is missing
     if (c->ref_fps > 0 && c->rq.n_refs == 0) idle = "--ref-fps", lacks = "--ref";

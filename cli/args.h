@@ -86,6 +86,9 @@ int args_set(cli *c, const char *name, const char *value, bool is_set);
 /** After the last of them. */
 int args_settle(cli *c);
 
+/** Is any part of a model named? A plan of none is for the released one, at hand or not. */
+bool args_name_model(const h3_engine_opts *o);
+
 /** The command called `name`, or CMD_NONE. */
 command args_command(const char *name);
 

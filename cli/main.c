@@ -100,21 +100,14 @@ static int run_generate(cli *c)
     return ranks_close(c, status);
 }
 
-/* Is any part of a model named? A plan of none is for the released one, at hand or not. */
-static bool is_model_given(const h3_engine_opts *o)
-{
-    return o->model || o->dit || o->text_encoder || o->vae || o->audio_vae || o->tokenizer ||
-           o->n_loras;
-}
-
 /* The ranks that --ranks or a launcher speaks of; for their memory, which only a model has. */
 static int plan_ranks(cli *c)
 {
     int n = c->ranks;
 
-    if (n == 0 && is_model_given(&c->engine)) (void)h3_launched_rank(&n);
+    if (n == 0 && args_name_model(&c->engine)) (void)h3_launched_rank(&n);
     if (n <= 1) return 0;
-    if (!is_model_given(&c->engine))
+    if (!args_name_model(&c->engine))
         return report_said(
             2, "--ranks %d: tells the memory of each, and that takes a model: -m DIR", n);
     const h3_status st = h3_ranks_plan(&c->engine.ranks, n);
@@ -134,7 +127,7 @@ static int run_plan(cli *c)
         free(prompt);
         return status;
     }
-    if (is_model_given(&c->engine))
+    if (args_name_model(&c->engine))
         st = h3_engine_open(&e, &c->engine);
     else if (!c->is_json && !c->is_quiet)
         fprintf(stderr, "planned with the defaults of the released model; -m DIR plans for that "

@@ -203,6 +203,11 @@ import json
 m = json.load(open("out"))["memory"]
 print(m["ranks"], [p["weight_budget"] == p["weights_spread"] < p["mapped"] for p in m["phases"] if p["phase"] == "sample"], m["fits"])')" "3 [True] True"
 refuses "plan for ranks without a model" 2 "takes a model" plan -p x --ranks 2
+for option in "--ram 8G" "--vram 24G --device cuda" "--device none" "--offload stream" "--dtype bf16" "-j 2" "--cpu-math f32"; do
+    refuses "plan $option without a model" 2 "without a model: -m DIR" plan -p x $option
+done
+succeeds "plan within memory" plan -p x -m builtin --ram 8G -j 1 -q
+refuses "device memory without a device" 2 "--vram has no effect without --device cuda" generate -p x --vram 4G -o refused.mp4
 refuses "plan for ranks that cannot share the heads" 7 "do not divide" plan -p x -m builtin --ranks 2 -q
 refuses "plan for weights spread over one" 2 "one process only" plan -p x -m builtin --offload ranks -q
 succeeds "dump one" dump "$data/tiny-h3/original/FL2VA/transformer" --tensor rope.inv_freq -o t.safetensors
