@@ -160,19 +160,40 @@ static h3_canvas_rule rule_of(const h3_plan_knobs *k)
     return (h3_canvas_rule){k->canvas_multiple, k->canvas_short_edge, k->canvas_max_pixels};
 }
 
+static int64_t nearest_side(int64_t n, int64_t multiple)
+{
+    const int64_t top = MAX_SIDE / multiple * multiple;
+
+    if (n > top) return top;
+    n = (n + (multiple - 1) / 2) / multiple * multiple; // of two as near the smaller
+    return n < multiple ? multiple : n;
+}
+
+/* Has a size the ratio that stands beside it, but for the rounding of a side? 1344x768 is 16:9 to
+ * all who send both. */
+static bool is_of_shape(int64_t w, int64_t h, const h3_plan_request *r)
+{
+    const double m = (double)r->knobs.canvas_multiple;
+
+    if (!(r->aspect_w > 0.0) || !(r->aspect_h > 0.0)) return false;
+    return fabs((double)w - (double)h * r->aspect_w / r->aspect_h) < m ||
+           fabs((double)h - (double)w * r->aspect_h / r->aspect_w) < m;
+}
+
 /* A canvas that the request names. */
 static h3_status check_canvas(const h3_plan_request *r)
 {
     const int64_t m = r->knobs.canvas_multiple, w = r->canvas.width, h = r->canvas.height;
 
-    if (r->aspect_w != 0.0 || r->aspect_h != 0.0)
-        return h3_fail(H3_E_ARG, "aspect ratio %g:%g and size %lld x %lld are both given",
-                       r->aspect_w, r->aspect_h, (long long)w, (long long)h);
     if (w < m || h < m || w > MAX_SIDE || h > MAX_SIDE || w % m || h % m)
-        return h3_fail(
-            H3_E_ARG,
-            "size %lld x %lld: width and height must be multiples of %lld between %lld and %d",
-            (long long)w, (long long)h, (long long)m, (long long)m, MAX_SIDE);
+        return h3_fail(H3_E_ARG,
+                       "size %lld x %lld: width and height must be multiples of %lld between %lld "
+                       "and %d; the nearest is %lld x %lld",
+                       (long long)w, (long long)h, (long long)m, (long long)m, MAX_SIDE,
+                       (long long)nearest_side(w, m), (long long)nearest_side(h, m));
+    if ((r->aspect_w != 0.0 || r->aspect_h != 0.0) && !is_of_shape(w, h, r))
+        return h3_fail(H3_E_ARG, "aspect ratio %g:%g and size %lld x %lld do not agree; give one",
+                       r->aspect_w, r->aspect_h, (long long)w, (long long)h);
     return H3_OK;
 }
 

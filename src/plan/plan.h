@@ -66,7 +66,7 @@ typedef struct h3_plan_knobs {
 typedef struct h3_plan_request {
     h3_task task;
     h3_size canvas;                ///< 0 x 0: from the aspect, else the first keyframe, else 16:9
-    double aspect_w, aspect_h;     ///< 0, 0: not given; with `canvas` it is refused
+    double aspect_w, aspect_h;     ///< 0, 0: not given; with `canvas` they must agree
     int64_t n_frames;              ///< as asked
     h3_size first, last;           ///< keyframes, 0 x 0 when absent (fl2va)
     const h3_ref_info *references; ///< ref2va, in the order they are to be read

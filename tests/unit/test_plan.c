@@ -366,6 +366,11 @@ static void test_plan_canvas(void **state)
         assert_int_equal(has_note(p, H3_NOTE_CANVAS), rows[i].is_odd);
         h3_plan_free(&p);
     }
+    r.canvas = (h3_size){1344, 768}; // nearly 16:9, and called so by those who send both
+    r.aspect_w = 16.0, r.aspect_h = 9.0;
+    p = plan_ok(&r);
+    assert_int_equal(p->canvas.width, 1344);
+    h3_plan_free(&p);
     r.canvas = (h3_size){0, 0};
     r.aspect_w = 9.0, r.aspect_h = 16.0;
     p = plan_ok(&r);
@@ -511,7 +516,7 @@ static void test_plan_errors(void **state)
     struct {
         const char *says;
         h3_plan_request r;
-    } c[32];
+    } c[40];
     size_t n = 0;
 #define CASE(base, sentence, ...)     \
     do {                              \
@@ -529,7 +534,9 @@ static void test_plan_errors(void **state)
     CASE(t2va, "size 1344 x 760", (q->canvas = (h3_size){1344, 760}));
     CASE(t2va, "size 1344 x 0", (q->canvas = (h3_size){1344, 0}));
     CASE(t2va, "size -32 x 768", (q->canvas = (h3_size){-32, 768}));
-    CASE(t2va, "both given", (q->canvas = (h3_size){64, 64}, q->aspect_w = q->aspect_h = 1));
+    CASE(t2va, "do not agree", (q->canvas = (h3_size){64, 64}, q->aspect_w = 2, q->aspect_h = 1));
+    CASE(t2va, "the nearest is 1280 x 704", q->canvas = ((h3_size){1280, 720}));
+    CASE(t2va, "the nearest is 32 x 32768", q->canvas = ((h3_size){0, 99999}));
     CASE(t2va, "5:1 is 5, outside", (q->aspect_w = 5, q->aspect_h = 1));
     CASE(t2va, "must be positive", (q->aspect_w = (double)NAN, q->aspect_h = 1));
     CASE(t2va, "video schedule: 1 steps", q->n_steps = 1);
