@@ -120,8 +120,8 @@ static h3_status open_format(h3_demux *d)
                    ? h3_fail(H3_E_NOMEM, "%s: no memory to open it", d->file.name)
                    : h3_fail(
                          H3_E_FORMAT,
-                         "%s: no video or sound that can be read: the format is unknown, or the "
-                         "file is damaged or cut off (%s)",
+                         "%s: no picture, video or sound that can be read: the format is unknown, "
+                         "or the file is damaged or cut off (%s)",
                          d->file.name, h3_av_text(err));
     if ((st = check_pixels(d)) != H3_OK) return st;
     if ((err = find_info(d->fmt)) < 0)

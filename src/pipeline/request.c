@@ -199,13 +199,13 @@ h3_status h3_sources_load(h3_sources *out, const h3_request *rq, h3_task task, c
     memset(out, 0, sizeof *out);
     if (task == H3_FL2VA) {
         if (has_input(rq->first)) {
-            if ((st = h3_source_picture(&out->list[out->n], rq->first, "--first")) != H3_OK)
+            if ((st = h3_source_picture(&out->list[out->n], rq->first, "first keyframe")) != H3_OK)
                 goto fail;
             out->has_first = true;
             out->n++;
         }
         if (has_input(rq->last)) {
-            if ((st = h3_source_picture(&out->list[out->n], rq->last, "--last")) != H3_OK)
+            if ((st = h3_source_picture(&out->list[out->n], rq->last, "last keyframe")) != H3_OK)
                 goto fail;
             out->has_last = true;
             out->n++;

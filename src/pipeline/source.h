@@ -37,7 +37,7 @@ typedef struct h3_source_rule {
     const h3_cancel_flag *stop;
 } h3_source_rule;
 
-/** A keyframe: must be a picture. `role` ("--first") begins the error sentence. */
+/** A keyframe: must be a picture. `role` ("first keyframe") begins the error sentence. */
 H3_NODISCARD h3_status h3_source_picture(h3_source *out, const h3_input *in, const char *role);
 
 /** A reference of any kind; in->sound and in->kind are obeyed or refused by name. */

@@ -86,8 +86,10 @@ check "sound=no numbering" "$(planned '[c["labels"] for c in p["conditions"]]' -
 check "60 fps becomes 24" "$(planned 'p["conditions"][0]["frames"] in (28, 29)' --ref clip60.mp4)" True
 
 # ---- refused by name, before any weight is read
-refuses "clip as keyframe" 2 "clip24.mp4" -p x --first clip24.mp4
+refuses "clip as keyframe" 2 "first keyframe: clip24.mp4" -p x --first clip24.mp4
 refuses "sound as keyframe" 2 "voice.wav is a sound" -p x --first voice.wav
+printf "no picture\n" >note.txt
+refuses "text as keyframe" 4 "last keyframe: note.txt: no picture, video or sound" -p x --last note.txt
 refuses "sound alone" 2 "audio" -p x --ref voice.wav
 refuses "sound of a silent clip" 2 "silent.mp4 has no sound" -p x --ref silent.mp4,sound=yes
 refuses "sound of a picture" 2 "no sound" -p x --ref photo.jpg,sound=only
