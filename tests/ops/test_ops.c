@@ -821,6 +821,25 @@ static void test_math_bf16(void **unused)
     close_bench(&b);
 }
 
+/* Weights whose rows AMX can load in place: parts are whole groups of rows, blocks end inside one,
+ * passes are cut short; and too many rows of x for that. */
+static void check_whole_groups(bench *b)
+{
+    static const int64_t S[] = {9, 40, 75, 150};
+    for (size_t i = 0; i < sizeof S / sizeof *S; i++)
+        for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+            const int64_t K = i == 3 ? 608 : 1184;
+            h3_weight w = weight_of(416, K);
+            plain_part(&w, H3_ENC_BF16, 288, 1 / sqrtf((float)K));
+            plain_part(&w, H3_ENC_BF16, 128, 1 / sqrtf((float)K));
+            with_bias(&w);
+            h3_tensor x = normal(is_bf16 ? H3_BF16 : H3_F32, 2, EXTENTS(S[i], K));
+            h3_tensor out = make(H3_F32, GAP, EXTENTS(S[i], 416));
+            AGREE(b, out, F32_REL, 4e-6, gemm(d, y, x, &w, H3_ACT_NONE));
+            drop_all();
+        }
+}
+
 /* Whatever this machine takes for the fastest way stays within the tolerances of f32. */
 static void test_math_auto(void **unused)
 {
@@ -829,6 +848,7 @@ static void test_math_auto(void **unused)
     assert_non_null(b.fast);
     assert_int_equal(h3_dev_open(&b.ref, "ref", NULL), H3_OK);
     check_gemm(&b);
+    check_whole_groups(&b);
     check_encodings(&b);
     check_lora(&b);
     check_conv(&b);
@@ -851,18 +871,19 @@ static void test_math_int8(void **unused)
     assert_int_equal(h3_dev_open(&b.ref, "ref", NULL), H3_OK);
     for (int i = 0; i < 5; i++) {
         const int64_t S = 20 + 25 * i, K = i == 1 ? 1027 : i < 3 ? 1088 : 2336;
+        const int64_t first = i ? 150 : 160, second = i ? 101 : 96; // whole groups once
         h3_weight w = weight_of(0, K);
         if (i < 3) {
-            int8_part(&w, 150, i == 2 ? 64 : 0);
-            int8_part(&w, 101, i == 2 ? 64 : 0);
+            int8_part(&w, first, i == 2 ? 64 : 0);
+            int8_part(&w, second, i == 2 ? 64 : 0);
         } else {
-            q8_part(&w, 150);
-            q8_part(&w, 101);
+            q8_part(&w, first);
+            q8_part(&w, second);
         }
-        w.rows = 251;
+        w.rows = first + second;
         with_bias(&w);
         h3_tensor x = make(i & 1 ? H3_BF16 : H3_F32, GAP, EXTENTS(S, K));
-        h3_tensor out = make(H3_F32, GAP, EXTENTS(S, 251));
+        h3_tensor out = make(H3_F32, GAP, EXTENTS(S, first + second));
         fill(x, 1, 0);
         AGREE(&b, out, 1e-2, 6e-2, gemm(d, y, x, &w, H3_ACT_NONE));
         if (i != 2) { // a rotated row is no longer whole

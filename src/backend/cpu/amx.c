@@ -3,7 +3,8 @@
  * lie in the order in which they are loaded, a tile of 16 x 16 groups after the other:
  *   A [group of 32 rows][step][piece][2][16 rows][16 groups]
  *   B [step][piece][2][16 groups][16 lanes]
- * so that both are streams, which the prefetchers follow. Two by two accumulators of 16 x 16 sums
+ * so that both are streams, which the prefetchers follow; where few lanes would not pay for copying
+ * a weight so, tiles of A are 16 of its rows in place. Two by two accumulators of 16 x 16 sums
  * are fed by two tiles of A and two of B; one step is 16 groups deep. A tile is loaded again right
  * after its last use, while the products of the other pair run.
  *
@@ -112,14 +113,15 @@ AMX void ISA(h3_cpu_amx_end)(void)
 
 /* Tiles 0 1 | 2 3 are the sums, 4 5 A (na tiles, at most 2), 6 7 B (nb tiles); tile numbers are
  * immediates. */
-#define C_STEP     ((size_t)NR * 4) // bytes from row to row
-#define LOAD(t, p) TILE_LOAD(t, p, (size_t)64)
-#define LOAD_BOTH(a, b)                  \
-    do {                                 \
-        LOAD(6, b);                      \
-        LOAD(4, a);                      \
-        if (na > 1) LOAD(5, (a) + TILE); \
-        if (nb > 1) LOAD(7, (b) + TILE); \
+#define C_STEP       ((size_t)NR * 4) // bytes from row to row
+#define LOAD_A(t, p) TILE_LOAD(t, p, row)
+#define LOAD_B(t, p) TILE_LOAD(t, p, (size_t)64)
+#define LOAD_BOTH(a, b)                    \
+    do {                                   \
+        LOAD_B(6, b);                      \
+        LOAD_A(4, a);                      \
+        if (na > 1) LOAD_A(5, (a) + tile); \
+        if (nb > 1) LOAD_B(7, (b) + TILE); \
     } while (0)
 #define DOTS(kind)                                 \
     do {                                           \
@@ -133,19 +135,29 @@ AMX void ISA(h3_cpu_amx_end)(void)
     do {                                         \
         DOT_bf16(0, 4, 6);                       \
         if (na > 1) DOT_bf16(2, 5, 6);           \
-        LOAD(6, b);                              \
+        LOAD_B(6, b);                            \
         if (nb > 1) DOT_bf16(1, 4, 7);           \
         if (na > 1 && nb > 1) DOT_bf16(3, 5, 7); \
-        if (nb > 1) LOAD(7, (b) + TILE);         \
+        if (nb > 1) LOAD_B(7, (b) + TILE);       \
     } while (0)
 #define DOTS_THEN_A(a)                           \
     do {                                         \
         DOT_bf16(0, 4, 6);                       \
         if (nb > 1) DOT_bf16(1, 4, 7);           \
-        LOAD(4, a);                              \
+        LOAD_A(4, a);                            \
         if (na > 1) DOT_bf16(2, 5, 6);           \
         if (na > 1 && nb > 1) DOT_bf16(3, 5, 7); \
-        if (na > 1) LOAD(5, (a) + TILE);         \
+        if (na > 1) LOAD_A(5, (a) + tile);       \
+    } while (0)
+/* Lines to come, a few with every step: many at once would fill what a core can wait for, and the
+ * tiles' own loads would queue behind them. */
+#define CALL_NEXT()                                                          \
+    do {                                                                     \
+        if (next) {                                                          \
+            for (int i = 0; i < rows->n_next; i++)                           \
+                __builtin_prefetch(next + (size_t)i * rows->next_row, 0, 2); \
+            next += 4 * T;                                                   \
+        }                                                                    \
     } while (0)
 #define EACH_SUM(WHAT)                                  \
     do {                                                \
@@ -174,23 +186,26 @@ AMX void ISA(h3_cpu_amx_end)(void)
 /* A of n_a pieces, B of n_b, each 1 or 3; everything but the addresses is constant. Of nine
  * products the three below 2^-24 of the whole are left out. */
 INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int n_b, int64_t kc,
-                           const float *a, const float *b, float *c, bool add)
+                           const h3_amx_rows *rows, const float *b, float *c, bool add)
 {
-    enum { TILE = T * T, PIECE = 2 * TILE };
+    enum { TILE = T * T, PIECE = 2 * TILE, A_PIECE = 4 * PIECE };
     _Alignas(64) float part[AMX_ROWS * NR]; // rows are whole cache lines
     float *to = add ? part : c;
+    const size_t row = rows->row, tile = rows->tile;
+    const uint8_t *a = rows->at, *next = rows->next;
 
     EACH_SUM(SUM_ZERO);
-    for (int64_t k = 0; k < kc; k += T, a += n_a * PIECE, b += n_b * PIECE) {
+    for (int64_t k = 0; k < kc; k += T, a += rows->step, b += n_b * PIECE) {
         LOAD_BOTH(a, b);
+        CALL_NEXT();
         if (n_b > 1) {
             DOTS_THEN_B(b + 2 * PIECE);
             DOTS_THEN_B(b + PIECE);
         }
         if (n_a > 1) {
-            DOTS_THEN_A(a + PIECE);
+            DOTS_THEN_A(a + A_PIECE);
             if (n_b > 1) DOTS_THEN_B(b);
-            DOTS_THEN_A(a + 2 * PIECE);
+            DOTS_THEN_A(a + 2 * A_PIECE);
         }
         DOTS(bf16);
     }
@@ -198,47 +213,50 @@ INLINE AMX void bf16_tiles(const int na, const int nb, const int n_a, const int 
     if (add) ADD_SUMS(vf);
 }
 
-INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const float *a, const float *b,
-                           float *c, bool add)
+INLINE AMX void int8_tiles(const int na, const int nb, int64_t kc, const h3_amx_rows *rows,
+                           const float *b, float *c, bool add)
 {
     enum { TILE = T * T, PIECE = 2 * TILE };
     _Alignas(64) float part[AMX_ROWS * NR]; // rows are whole cache lines
     float *to = add ? part : c;
+    const size_t row = rows->row, tile = rows->tile;
+    const uint8_t *a = rows->at, *next = rows->next;
 
     EACH_SUM(SUM_ZERO);
-    for (int64_t k = 0; k < kc; k += T, a += PIECE, b += PIECE) {
+    for (int64_t k = 0; k < kc; k += T, a += rows->step, b += PIECE) {
         LOAD_BOTH(a, b);
+        CALL_NEXT();
         DOTS(int8);
     }
     EACH_SUM(SUM_STORE);
     if (add) ADD_SUMS(vi);
 }
 
-#define PIECES(na, nb, n_a, n_b)                                                                  \
-    AMX static void bf16_##na##nb##n_a##n_b(int64_t kc, const float *a, const float *b, float *c, \
-                                            bool add)                                             \
-    {                                                                                             \
-        bf16_tiles(na, nb, n_a, n_b, kc, a, b, c, add);                                           \
+#define PIECES(na, nb, n_a, n_b)                                                              \
+    AMX static void bf16_##na##nb##n_a##n_b(int64_t kc, const h3_amx_rows *a, const float *b, \
+                                            float *c, bool add)                               \
+    {                                                                                         \
+        bf16_tiles(na, nb, n_a, n_b, kc, a, b, c, add);                                       \
     }
-#define SIZE(na, nb)                                                                       \
-    PIECES(na, nb, 1, 1)                                                                   \
-    PIECES(na, nb, 1, 3)                                                                   \
-    PIECES(na, nb, 3, 1)                                                                   \
-    PIECES(na, nb, 3, 3)                                                                   \
-    AMX static void int8_##na##x##nb(int64_t kc, const float *a, const float *b, float *c, \
-                                     bool add)                                             \
-    {                                                                                      \
-        int8_tiles(na, nb, kc, a, b, c, add);                                              \
+#define SIZE(na, nb)                                                                             \
+    PIECES(na, nb, 1, 1)                                                                         \
+    PIECES(na, nb, 1, 3)                                                                         \
+    PIECES(na, nb, 3, 1)                                                                         \
+    PIECES(na, nb, 3, 3)                                                                         \
+    AMX static void int8_##na##x##nb(int64_t kc, const h3_amx_rows *a, const float *b, float *c, \
+                                     bool add)                                                   \
+    {                                                                                            \
+        int8_tiles(na, nb, kc, a, b, c, add);                                                    \
     }
 SIZE(1, 1)
 SIZE(1, 2)
 SIZE(2, 1)
 SIZE(2, 2)
 
-typedef void (*const sized_tiles)(int64_t, const float *, const float *, float *, bool);
+typedef void (*const sized_tiles)(int64_t, const h3_amx_rows *, const float *, float *, bool);
 
-void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
-                          float *c, bool add, bool half)
+void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const h3_amx_rows *a,
+                          const float *b, float *c, bool add, bool half)
 {
 #define OF_PIECES(na, nb)                        \
     {                                            \
@@ -253,8 +271,8 @@ void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float 
     table[n > T][half][s->n_a > 1][s->n_b > 1](kc, a, b, c, add);
 }
 
-void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                          bool half)
+void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const h3_amx_rows *a, const float *b, float *c,
+                          bool add, bool half)
 {
     static sized_tiles table[2][2] = {{int8_1x2, int8_1x1}, {int8_2x2, int8_2x1}};
     assert(n >= 1 && n <= AMX_ROWS && kc % T == 0);

@@ -390,10 +390,11 @@ static void amx_product(const job *j, int64_t rows, int64_t kc, const float *a, 
 {
     const h3_amx_split split = {.n_a = j->n_pieces, .n_b = j->n_pieces};
 
-    for (int64_t i = 0; i < rows; i += AMX_ROWS)
-        ISA(h3_cpu_amx_bf16)
-    (&split, (int)(rows - i < AMX_ROWS ? rows - i : AMX_ROWS), kc,
-     a + h3_amx_a(i, 0, kc, j->n_pieces, 0), b, c + i * NR, add, half);
+    for (int64_t i = 0; i < rows; i += AMX_ROWS) {
+        const int n = (int)(rows - i < AMX_ROWS ? rows - i : AMX_ROWS);
+        const h3_amx_rows at = h3_amx_packed(a + h3_amx_a(i, 0, kc, split.n_a, 0), split.n_a);
+        ISA(h3_cpu_amx_bf16)(&split, n, kc, &at, b, c + i * NR, add, half);
+    }
 }
 
 /* Probabilities of nk keys lie in m->e; the groups past the last one weigh nothing. */

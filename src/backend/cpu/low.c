@@ -296,6 +296,7 @@ double ISA(h3_cpu_time_amx)(int n_a, int n_b)
 {
     static const _Alignas(64) float zeros[2 * 3 * KC_SPLIT * NR]; // A and B, in three pieces
     const h3_amx_split split = {.n_a = n_a, .n_b = n_b};
+    const h3_amx_rows a = h3_amx_packed(zeros, n_a);
     _Alignas(64) float c[AMX_ROWS * NR];
     double best = 1;
 
@@ -304,7 +305,7 @@ double ISA(h3_cpu_time_amx)(int n_a, int n_b)
         const double t0 = now();
         for (int k = 0; k < 4 * KC / (2 * KC_SPLIT); k++)
             ISA(h3_cpu_amx_bf16)
-        (&split, AMX_ROWS, KC_SPLIT, zeros, zeros + 3 * KC_SPLIT * NR, c, false, false);
+        (&split, AMX_ROWS, KC_SPLIT, &a, zeros + 3 * KC_SPLIT * NR, c, false, false);
         const double t = now() - t0;
         if (t < best) best = t;
     }
@@ -341,6 +342,25 @@ static void fill_tiles(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64
         for (int64_t k = 0; k < kc; k += AMX_STEP)
             memcpy(dst + h3_amx_a(i, k, kc, 1, 0), from + k * 4, AMX_STEP * 4);
     }
+}
+
+/* The same without a copy: see can_place. */
+static void place_rows(const void *ctx, int64_t n0, int64_t k0, h3_amx_rows *out)
+{
+    const h3_weight *w = ((const h3_gemm *)ctx)->w;
+    const size_t row = w->part[0].row_bytes;
+
+    *out = (h3_amx_rows){
+        .at = row_of(w, n0) + k0 * 4, .row = row, .tile = AMX_STEP * row, .step = 4 * AMX_STEP};
+}
+
+/* No group of AMX_ROWS may reach past a part's end. */
+static bool can_place(const h3_weight *w)
+{
+    for (int i = 0; i < w->n_parts; i++)
+        if (w->part[i].rows % AMX_ROWS || w->part[i].row_bytes != w->part[0].row_bytes)
+            return false;
+    return true;
 }
 
 static void call_pairs(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
@@ -479,6 +499,7 @@ static bool use_amx(const h3_dev *d, h3_gemm *g, h3_product *p, bool is_coarse)
     p->split = (h3_amx_split){.n_a = n_a, .n_b = n_b};
     g->split = p->split;
     p->fill = is_plain ? fill_tiles : fill_split;
+    if (is_plain && can_place(g->w)) p->place = place_rows;
     p->pack = g->x.dtype == H3_BF16 ? pack_bf16 : pack_split;
     if (is_plain) p->row_scratch = 0;
     return true;
@@ -662,8 +683,9 @@ static h3_status use_int8(h3_dev *d, h3_gemm *g, h3_product *p, bool is_q8)
         p->is_amx = true;
         p->kc = KC_SPLIT;
         p->split = g->split = (h3_amx_split){.n_a = 1, .n_b = 1};
-        p->tile = ISA(h3_cpu_amx_int8);
+        p->is_bytes = true;
         p->fill = fill_tiles;
+        if (can_place(g->w)) p->place = place_rows;
     }
     return H3_OK;
 }

@@ -381,57 +381,113 @@ static void plain_block(const block *t)
 }
 
 #if VL == 16
-static void amx_tile(const h3_product *p, int rows, int64_t kc, const float *a, const float *b,
-                     float *c, bool add, bool half)
+static void amx_tile(const h3_product *p, int rows, int64_t kc, const h3_amx_rows *a,
+                     const float *b, float *c, bool add, bool half)
 {
-    if (p->tile)
-        p->tile(rows, kc, a, b, c, add, half);
+    if (p->is_bytes)
+        ISA(h3_cpu_amx_int8)(rows, kc, a, b, c, add, half);
     else
         ISA(h3_cpu_amx_bf16)(&p->split, rows, kc, a, b, c, add, half);
 }
 
-/* Rows of A in tiles at a time. Of single pieces a group stays in level 1 and panels of B in
- * level 2; B in pieces is too long for that, so each panel comes once for all rows of a block. */
-static int64_t amx_rows(const h3_product *p)
+/* Rows of A at a time. Of single pieces a group stays in level 1 and panels of B in level 2; B in
+ * pieces is too long for that, so each panel comes once for all rows of a block. */
+static int64_t chunk_rows(const h3_product *p)
 {
     return p->split.n_b > 1 ? NB : AMX_ROWS;
 }
 
-/* On AMX, so many rows at a time that their tiles of A stay in cache while all panels pass. Sums
- * are kept `step` columns at a time. The next piece of B is not called for: with fourteen cores at
- * it products took 3 to 13 % longer so. */
+/* Groups between sums. Of two operands in pieces half a pass fits level 1. */
+static int64_t sum_step(const h3_product *p)
+{
+    return p->split.n_a > 1 && p->split.n_b > 1 ? p->kc / 2 : p->kc;
+}
+
+/* Up to so many panels load rows of a weight in place: a copy would take as long as half of their
+ * products. More panels are faster with the copy, whose rows are not pages apart. */
+enum { IN_PLACE = 4 };
+
+static bool is_in_place(const block *t)
+{
+    return t->p->place && t->p1 - t->p0 <= IN_PLACE;
+}
+
+/* A group of rows from n0, columns from k on. Each panel calls for its share of the same rows one
+ * pass later. */
+static h3_amx_rows group_in_place(const block *t, int64_t n0, int64_t k, int64_t panel)
+{
+    const h3_product *p = t->p;
+    const int64_t n = t->p1 - t->p0, q = panel - t->p0, lo = AMX_ROWS * q / n,
+                  hi = AMX_ROWS * (q + 1) / n;
+    h3_amx_rows a;
+
+    p->place(p->ctx, n0, k, &a);
+    if (k + p->kc >= p->k) return a;
+    a.next = a.at + (size_t)lo * a.row + (size_t)p->kc * 4;
+    a.next_row = a.row;
+    a.n_next = (int)(hi - lo);
+    return a;
+}
+
+/* Rows [i, i + n) of the block, columns [k0, k0 + kc); `next` rows from next_i at next_k follow. */
+typedef struct chunk {
+    int64_t i, n, k0, kc;
+    int64_t next_i, n_next, next_k;
+} chunk;
+
+/* One panel's sums over columns [k, k + kc) of the pass. */
+static void amx_panel(const block *t, const chunk *h, int64_t k, int64_t kc, int64_t panel)
+{
+    const h3_product *p = t->p;
+    const int64_t at = h->k0 + k, m0 = t->m_base + panel * NR, m = least(NR, t->m_end - m0);
+    float *sum = t->sums + ((panel - t->p0) * t->per_n + h->i) * NR;
+
+    for (int64_t r = 0; r < h->n; r += AMX_ROWS) {
+        const h3_amx_rows a =
+            is_in_place(t)
+                ? group_in_place(t, t->n0 + h->i + r, at, panel)
+                : h3_amx_packed(t->a + h3_amx_a(r, k, h->kc, p->split.n_a, 0), p->split.n_a);
+        amx_tile(p, (int)least(AMX_ROWS, h->n - r), kc, &a, piece_at(t, panel, at), sum + r * NR,
+                 at > 0, m <= VL);
+    }
+    if (at + kc == p->k) p->store(p->ctx, t->n0 + h->i, h->n, m0, m, sum);
+}
+
+static void amx_chunk(const block *t, const chunk *h)
+{
+    const h3_product *p = t->p;
+    const int64_t step = sum_step(p), n_parts = h3_ceil_div(h->kc, step) * (t->p1 - t->p0);
+    int64_t part = 0;
+
+    if (!is_in_place(t))
+        p->fill(p->ctx, t->n0 + h->i, h->n, h->k0, h->kc, t->a,
+                t->rows ? t->rows + (size_t)h->i * (p->row_scratch / NB) : NULL);
+    for (int64_t k = 0; k < h->kc; k += step)
+        for (int64_t q = t->p0; q < t->p1; q++, part++) {
+            amx_panel(t, h, k, least(step, h->kc - k), q);
+            if (!is_in_place(t))
+                call_rows(t, t->n0 + h->next_i, h->n_next, h->next_k,
+                          least(p->kc, p->k - h->next_k), part, n_parts);
+        }
+}
+
+/* On AMX, so many rows at a time that their tiles of A stay in cache while all panels pass. The
+ * next piece of B is not called for: with fourteen cores at it products took 3 to 13 % longer so.
+ */
 static void amx_block(const block *t)
 {
     const h3_product *p = t->p;
-    const int64_t chunk = amx_rows(p);
-    /* Operands in pieces are long: half of a pass fits level 1. */
-    const int64_t step = p->split.n_a > 1 && p->split.n_b > 1 ? p->kc / 2 : p->kc;
+    const int64_t rows = chunk_rows(p);
 
-    for (int64_t k0 = 0; k0 < p->k; k0 += p->kc) {
-        const int64_t kc = least(p->kc, p->k - k0);
-        const int64_t n_parts = h3_ceil_div(kc, step) * (t->p1 - t->p0);
-        for (int64_t i = 0; i < t->n; i += chunk) {
-            const int64_t rows = least(chunk, t->n - i);
-            const bool same = i + chunk < t->n; // the next rows are of this pass
-            const int64_t next = same ? i + chunk : 0, next_k = same ? k0 : k0 + kc;
-            const int64_t n_next = next_k < p->k ? least(chunk, t->n - next) : 0;
-            int64_t part = 0;
-            p->fill(p->ctx, t->n0 + i, rows, k0, kc, t->a,
-                    t->rows ? t->rows + (size_t)i * (p->row_scratch / NB) : NULL);
-            for (int64_t k = 0; k < kc; k += step)
-                for (int64_t q = t->p0; q < t->p1; q++, part++) {
-                    const int64_t m0 = t->m_base + q * NR, m = least(NR, t->m_end - m0);
-                    float *sum = t->sums + ((q - t->p0) * t->per_n + i) * NR;
-                    for (int64_t r = 0; r < rows; r += AMX_ROWS)
-                        amx_tile(p, (int)least(AMX_ROWS, rows - r), least(step, kc - k),
-                                 t->a + h3_amx_a(r, k, kc, p->split.n_a, 0), piece_at(t, q, k0 + k),
-                                 sum + r * NR, k0 + k > 0, m <= VL);
-                    if (k0 + k + step >= p->k) p->store(p->ctx, t->n0 + i, rows, m0, m, sum);
-                    call_rows(t, t->n0 + next, n_next, next_k, least(p->kc, p->k - next_k), part,
-                              n_parts);
-                }
+    for (int64_t k0 = 0; k0 < p->k; k0 += p->kc)
+        for (int64_t i = 0; i < t->n; i += rows) {
+            const bool same = i + rows < t->n; // the next rows are of this pass
+            chunk h = {.i = i, .n = least(rows, t->n - i), .k0 = k0, .kc = least(p->kc, p->k - k0)};
+            h.next_i = same ? i + rows : 0;
+            h.next_k = same ? k0 : k0 + p->kc;
+            h.n_next = h.next_k < p->k ? least(rows, t->n - h.next_i) : 0;
+            amx_chunk(t, &h);
         }
-    }
 }
 #endif
 

@@ -99,12 +99,30 @@ INLINE int64_t h3_amx_b(int64_t k, int64_t j, int n_pieces, int piece)
     return (k / AMX_STEP * n_pieces + piece) * AMX_PIECE + (j + k % AMX_STEP) * AMX_STEP;
 }
 
+/** Where tiles of A lie, 16 rows each: one after the other in the order of h3_amx_a, or in place,
+ * as a weight is stored. Distances are bytes. */
+typedef struct h3_amx_rows {
+    const uint8_t *at;
+    size_t row, tile, step; ///< to the next row, to row 16, to the next AMX_STEP groups
+    const uint8_t *next;    ///< what is called for meanwhile, NULL: nothing; a line of each of
+    size_t next_row;        ///< n_next rows with every step
+    int n_next;
+} h3_amx_rows;
+
+INLINE h3_amx_rows h3_amx_packed(const float *a, int n_pieces)
+{
+    return (h3_amx_rows){.at = (const uint8_t *)a,
+                         .row = 4 * AMX_STEP,
+                         .tile = 4 * AMX_STEP * AMX_STEP,
+                         .step = 4 * (size_t)(n_pieces * AMX_PIECE)};
+}
+
 void ISA(h3_cpu_amx_begin)(void);
 void ISA(h3_cpu_amx_end)(void);
-void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const float *a, const float *b,
-                          float *c, bool add, bool half);
-void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                          bool half);
+void ISA(h3_cpu_amx_bf16)(const h3_amx_split *s, int n, int64_t kc, const h3_amx_rows *a,
+                          const float *b, float *c, bool add, bool half);
+void ISA(h3_cpu_amx_int8)(int n, int64_t kc, const h3_amx_rows *a, const float *b, float *c,
+                          bool add, bool half);
 
 /**
  * A whole product by callbacks, parallel over blocks of rows of A and of panels of B.
@@ -121,14 +139,17 @@ typedef struct h3_product {
     h3_tile_fn tile;    ///< NULL: f32
     bool packs_whole;   ///< pack wants all of k at once
     int64_t kc;         ///< columns per pass, 0: KC
-    bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS
-    h3_amx_split split; ///< AMX, when tile is NULL: bf16, A and B in pieces
+    bool is_amx;        ///< tiles of amx.c: rows in groups of AMX_ROWS; tile is not used
+    bool is_bytes;      ///< AMX: signed bytes, otherwise bf16
+    h3_amx_split split; ///< AMX: A and B in pieces
     const void *ctx;
     size_t row_scratch; ///< bytes per thread handed to fill (whole rows of awkward encodings)
     void (*fill)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
                  void *row_scratch);
     /* May be NULL: rows and columns that a later fill will ask for. */
     void (*ahead)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc);
+    /* AMX, may be NULL: where AMX_ROWS rows from n0, columns from k0 can be loaded in place. */
+    void (*place)(const void *ctx, int64_t n0, int64_t k0, h3_amx_rows *out);
     void (*pack)(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst);
     void (*store)(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m, const float *c);
     const float *(*direct)(const void *ctx, int64_t m0, int64_t m);
