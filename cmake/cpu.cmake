@@ -1,6 +1,6 @@
 # The CPU backend: the same files once per instruction set, chosen when the device is opened.
 find_package(OpenMP REQUIRED COMPONENTS C)
-set(cpu_files product.c gemm.c low.c amx.c conv.c line.c attention.c rows.c audio.c)
+set(cpu_files product.c gemm.c low.c digits.c amx.c conv.c line.c attention.c rows.c audio.c)
 set(cpu_isas c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND cpu_isas avx2 avx512)
@@ -23,6 +23,7 @@ room(cpu DIR src/backend/cpu FILES ops_cpu.c choice.c USES ${cpu_copies} tensor 
 target_compile_definitions(h3_tensor PRIVATE H3_HAVE_CPU=1)
 if(CMOCKA_FOUND)
     unit_test(ops FILES tests/ops/test_ops.c USES cpu ${cpu_copies} tensor base)
+    unit_test(digits FILES tests/ops/test_digits.c USES cpu ${cpu_copies} tensor base)
 endif()
 foreach(part cpu ${cpu_copies})
     target_sources(h3_backends INTERFACE $<TARGET_OBJECTS:h3_${part}>)

@@ -16,6 +16,7 @@
 /* See gemm.h, which needs vectors. */
 double h3_cpu_time_f32_avx512(void);
 double h3_cpu_time_bf16_avx512(void);
+double h3_cpu_time_digits_avx512(void);
 double h3_cpu_time_amx_avx512(int n_a, int n_b);
 
 static h3_cpu_choice the;
@@ -46,17 +47,19 @@ static void keep_least(double *best, double t)
 static void measure(h3_cpu_choice *c)
 {
     enum { ROUNDS = 10 };
-    double f32 = 1, dot = 1, amx = 1, three = 1, six = 1;
+    double f32 = 1, dot = 1, digits = 1, amx = 1, three = 1, six = 1;
 
     for (int i = 0; i < ROUNDS; i++) {
         keep_least(&f32, h3_cpu_time_f32_avx512());
         if (c->has_dot) keep_least(&dot, h3_cpu_time_bf16_avx512());
+        if (c->has_vnni) keep_least(&digits, h3_cpu_time_digits_avx512());
         if (!c->has_amx) continue;
         keep_least(&amx, h3_cpu_time_amx_avx512(1, 1));
         keep_least(&three, h3_cpu_time_amx_avx512(1, 3));
         keep_least(&six, h3_cpu_time_amx_avx512(3, 3));
     }
     c->dot_beats_f32 = c->has_dot && dot < f32;
+    c->digits_beat_f32 = c->has_vnni && digits < f32;
     c->amx_beats_f32 = c->has_amx && amx < f32;
     c->amx_beats_dot = c->has_amx && amx < dot;
     /* On a quiet machine six take half as long as one of f32, which leaves time to make pieces; a
@@ -77,24 +80,27 @@ static char *file_name(const h3_cpu_choice *c)
                     &brand[4 * i + 3]);
     for (size_t i = 0; i < sizeof brand; i++)
         h = (h ^ ((const unsigned char *)brand)[i]) * 16777619u;
-    snprintf(name, sizeof name, "cpu-4-%08x-%d%d", (unsigned)h, c->has_dot, c->has_amx);
+    snprintf(name, sizeof name, "cpu-5-%08x-%d%d%d", (unsigned)h, c->has_dot, c->has_vnni,
+             c->has_amx);
     return h3_cache_path(name);
 }
 
 static bool read_choice(const char *path, h3_cpu_choice *c)
 {
     FILE *f = fopen(path, "re");
-    int v[4], terms = 0;
+    int v[4] = {0}, terms = 0;
     bool is_whole;
 
     if (!f) return false;
-    is_whole = fscanf(f, "dot %d amx %d %d terms %d", &v[0], &v[1], &v[2], &terms) == 4 &&
-               (terms == 1 || terms == 3 || terms == 6);
+    is_whole =
+        fscanf(f, "dot %d digits %d amx %d %d terms %d", &v[0], &v[1], &v[2], &v[3], &terms) == 5 &&
+        (terms == 1 || terms == 3 || terms == 6);
     fclose(f);
     if (!is_whole) return false;
     c->dot_beats_f32 = c->has_dot && v[0];
-    c->amx_beats_f32 = c->has_amx && v[1];
-    c->amx_beats_dot = c->has_amx && v[2];
+    c->digits_beat_f32 = c->has_vnni && v[1];
+    c->amx_beats_f32 = c->has_amx && v[2];
+    c->amx_beats_dot = c->has_amx && v[3];
     c->amx_terms = terms;
     return true;
 }
@@ -109,8 +115,8 @@ static void keep_choice(const char *path, h3_cpu_choice *c)
     h3_make_folders_above(path);
     f = fopen(temporary, "wxe");
     if (!f) goto done;
-    const int n = fprintf(f, "dot %d amx %d %d terms %d\n", c->dot_beats_f32, c->amx_beats_f32,
-                          c->amx_beats_dot, c->amx_terms);
+    const int n = fprintf(f, "dot %d digits %d amx %d %d terms %d\n", c->dot_beats_f32,
+                          c->digits_beat_f32, c->amx_beats_f32, c->amx_beats_dot, c->amx_terms);
     if (fclose(f) == 0 && n > 0 && link(temporary, path) != 0 && !read_choice(path, c))
         (void)rename(temporary, path); // no hard links here
     (void)unlink(temporary);
@@ -123,6 +129,7 @@ static void decide(void)
     char *path;
 
     the.has_dot = __builtin_cpu_supports("avx512bf16");
+    the.has_vnni = __builtin_cpu_supports("avx512vnni");
     the.has_amx = has_amx();
     path = file_name(&the);
     if (!path || !read_choice(path, &the)) {

@@ -10,8 +10,9 @@
 #include <stdbool.h>
 
 typedef struct h3_cpu_choice {
-    bool has_dot, has_amx;             ///< VDPBF16PS, AMX: there at all
+    bool has_dot, has_vnni, has_amx;   ///< VDPBF16PS, VPDPBUSD, AMX: there at all
     bool dot_beats_f32;                ///< products of bf16 pairs beat those of f32
+    bool digits_beat_f32;              ///< three dots of bytes beat products of f32
     bool amx_beats_f32, amx_beats_dot; ///< and those on tiles
     int amx_terms;                     ///< products on tiles in the time of one of f32: 1, 3, 6
 } h3_cpu_choice;

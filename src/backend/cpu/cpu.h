@@ -36,8 +36,9 @@ struct h3_backend {
     h3_cpu_math math;
     bool has_vnni, has_amx;
     h3_cpu_pairs pairs;
-    int amx_terms; ///< bf16 products on AMX that take no longer than one of f32
-    bool has_dot;  ///< VDPBF16PS may be used: it exists and is faster than f32, or was asked for
+    int amx_terms;   ///< bf16 products on AMX that take no longer than one of f32
+    bool has_digits; ///< f32 x 8-bit weights in three byte dots: faster here than f32
+    bool has_dot;    ///< VDPBF16PS may be used: it exists and is faster than f32, or was asked for
 };
 
 /** At least `bytes` of workspace, 64-byte aligned, contents undefined. One user at a time. */

@@ -103,8 +103,9 @@ static void store(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m,
                            ISA(h3_cpu_row_scale)(g->w, n0 + i + k);
             v_transpose(r);
             for (int j = 0; j < rows; j++)
-                finish(g, at[j], n0 + i, g->row_scale ? r[j] * g->row_scale[m0 + j0 + j] : r[j],
-                       take);
+                if (!g->only || g->only[m0 + j0 + j])
+                    finish(g, at[j], n0 + i, g->row_scale ? r[j] * g->row_scale[m0 + j0 + j] : r[j],
+                           take);
         }
     }
 }
@@ -259,8 +260,10 @@ static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h
                     .ahead = ahead,
                     .pack = pack,
                     .store = store};
+    const h3_product plain = p;
     st = ISA(h3_cpu_low)(d, &g, &p);
     if (st == H3_OK) st = ISA(h3_cpu_product)(d, &p);
+    if (st == H3_OK && ISA(h3_cpu_digits_failed)(&g, p.m)) st = ISA(h3_cpu_product)(d, &plain);
     free(g.owned);
     return st;
 }

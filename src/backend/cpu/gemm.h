@@ -15,7 +15,9 @@ typedef struct h3_gemm {
     uint8_t zero;           ///< what stands for 0 in quantised x: 128, or 0 where bytes are signed
     unsigned char *scratch; ///< per-thread row buffers of `scratch_bytes`
     size_t scratch_bytes;
-    void *owned; ///< freed by the caller after the product
+    uint8_t *held;       ///< [S] digits.c: what rows of x hold, or NULL
+    const uint8_t *only; ///< [S] rows of y to store, NULL: all
+    void *owned;         ///< freed by the caller after the product
 } h3_gemm;
 
 /**
@@ -25,13 +27,22 @@ typedef struct h3_gemm {
  */
 h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p);
 
+/** The same with x as three 8-bit digits, for 8-bit weights; see digits.c. false: not so. */
+bool ISA(h3_cpu_digits)(const h3_dev *d, h3_gemm *g, h3_product *p);
+/** After such a product: are there rows of x [m] that digits cannot hold? g->only says which. */
+bool ISA(h3_cpu_digits_failed)(h3_gemm *g, int64_t m);
+/** Its tile of blocks of 32, `columns` deep, to be timed. */
+void ISA(h3_cpu_digits_tile)(int n, int64_t columns, const float *a, const float *b, float *c,
+                             bool add, bool half);
+
 /** Scale of row n of an INT8 weight. */
 float ISA(h3_cpu_row_scale)(const h3_weight *w, int64_t n);
 
-/** Seconds of a fixed number of products in the tiles of f32, of VDPBF16PS and of AMX (least of a
- * few tries); only where the machine has them. */
+/** Seconds of a fixed number of products in the tiles of f32, of VDPBF16PS, of digits and of AMX
+ * (least of a few tries); only where the machine has them. */
 double ISA(h3_cpu_time_f32)(void);
 double ISA(h3_cpu_time_bf16)(void);
+double ISA(h3_cpu_time_digits)(void);
 /** n_a, n_b: pieces of the operands. */
 double ISA(h3_cpu_time_amx)(int n_a, int n_b);
 

@@ -292,6 +292,11 @@ double ISA(h3_cpu_time_bf16)(void)
     return time_tile(ISA(h3_cpu_bf16_rows), MR) / 2; // two products per group
 }
 
+double ISA(h3_cpu_time_digits)(void)
+{
+    return time_tile(ISA(h3_cpu_digits_tile), MR);
+}
+
 double ISA(h3_cpu_time_amx)(int n_a, int n_b)
 {
     static const _Alignas(64) float zeros[2 * 3 * KC_SPLIT * NR]; // A and B, in three pieces
@@ -699,7 +704,7 @@ h3_status ISA(h3_cpu_low)(h3_dev *d, h3_gemm *g, h3_product *p)
         if (is_q8 && use_amx(d, g, p, true)) return H3_OK; // closer than 8-bit rows, and faster
         if (is_q8 || is_all(g->w, H3_ENC_INT8)) return use_int8(d, g, p, is_q8);
     }
-    if (use_amx(d, g, p, false)) return H3_OK;
+    if (use_amx(d, g, p, false) || ISA(h3_cpu_digits)(d, g, p)) return H3_OK;
     if (b->has_dot && g->x.dtype == H3_BF16 && g->w->cols % 2 == 0 && is_bf16(g->w)) {
         p->k = g->w->cols / 2;
         p->tile = ISA(h3_cpu_bf16_rows);

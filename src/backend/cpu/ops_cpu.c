@@ -156,6 +156,7 @@ static h3_status choose_low(h3_backend *b)
     if (b->has_amx) b->pairs = H3_PAIRS_AMX, b->amx_terms = 6;
     b->has_dot = false;
 #endif
+    b->has_digits = c->digits_beat_f32 && b->pairs != H3_PAIRS_AMX;
     return H3_OK;
 }
 #endif
@@ -188,7 +189,7 @@ h3_status h3_cpu_open(h3_dev *d, const h3_dev_opts *opts)
     H3_TRY(choose_math(b, strcmp(isa, "AVX-512") == 0));
     static const char *const pairs[] = {"", ", bf16 products", ", bf16 products on AMX"};
     snprintf(d->detail, sizeof d->detail, "%s%s%s, %d thread%s", isa, pairs[b->pairs],
-             b->math != H3_CPU_INT8 ? ""
+             b->math != H3_CPU_INT8 ? b->has_digits ? ", f32 in 8-bit digits" : ""
              : b->has_amx           ? ", int8 products on AMX"
                                     : ", int8 products",
              d->n_threads, d->n_threads == 1 ? "" : "s");

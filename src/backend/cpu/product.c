@@ -542,8 +542,9 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
     H3_TRY(h3_cpu_work(d, most.b_bytes + most.thread_bytes * (size_t)d->n_threads, &work));
     unsigned char *threads = (unsigned char *)work + most.b_bytes;
     /* Few panels are packed in runs of columns, so that every thread has one. */
-    const int64_t passes = h3_ceil_div(p->k, KC), wanted = h3_ceil_div(2 * d->n_threads, even);
-    const int64_t run = p->packs_whole ? p->k : h3_ceil_div(passes, least(passes, wanted)) * KC;
+    const int64_t pass = p->is_amx || !p->kc ? KC : p->kc; // shorter ones divide it
+    const int64_t passes = h3_ceil_div(p->k, pass), wanted = h3_ceil_div(2 * d->n_threads, even);
+    const int64_t run = p->packs_whole ? p->k : h3_ceil_div(passes, least(passes, wanted)) * pass;
     const int64_t n_runs = h3_ceil_div(p->k, run);
 
     for (int64_t base = 0; base < p->m; base += even * NR) {
