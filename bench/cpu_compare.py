@@ -29,8 +29,8 @@ ap.add_argument("--cores", help="CPUs to stay on, as taskset takes them (16-31)"
 ap.add_argument("--parts", default="rate,block,encoder,vae,sound")
 ap.add_argument("--rows", type=int, nargs="+", default=[512, 2048])
 ap.add_argument("--tokens", type=int, nargs="+", default=[64, 256])
-ap.add_argument("--maths", nargs="+", default=["auto", "auto/bf16", "f32", "int8"],
-                help="h3av's --cpu-math values for the block and, but f32, the encoder; /bf16 with --dtype bf16; int8 with q8_0 weights")
+ap.add_argument("--maths", nargs="+", default=["auto", "auto/bf16", "auto/q8_0", "f32", "int8"],
+                help="h3av's --cpu-math values for the block and, but f32, the encoder; /bf16 with --dtype bf16; int8 and /q8_0 with q8_0 weights")
 ap.add_argument("--types", nargs="+", default=["f16", "q8_0"], help="stable-diffusion.cpp's weight types for the block")
 ap.add_argument("--torch-types", nargs="+", default=["f32", "bf16"])
 ap.add_argument("--rounds", type=int, default=2)
@@ -235,8 +235,8 @@ class Torch:
 
 def ours(threads, what, math, extra, pick):
     """{name: seconds} of `h3av bench`; pick maps one result to a name or None."""
-    math, _, dtype = math.partition("/")
-    extra = extra + (["--dtype", dtype] if dtype else [])
+    math, _, kind = math.partition("/")
+    extra = extra + (["--dtype", kind] if kind == "bf16" else [])
     cmd = [a.h3av, "bench", "--what", what, "--threads", str(threads), "--device", "cpu", "--cpu-math", math,
            "--repeat", str(a.reps), "--layers", "1"] + (["--model", a.model] if a.model else []) + extra
     if late():
@@ -287,7 +287,7 @@ def run_rate(t, torch):
 
 
 def form(math):
-    return ["--form", "q8_0"] if math.startswith("int8") else []
+    return ["--form", "q8_0"] if math.startswith("int8") or math.endswith("/q8_0") else []
 
 
 def run_block(t, torch):
