@@ -6,8 +6,9 @@
  * 16 bits are cut to their upper 8, fewer than 8 are stretched. YUV follows what the libraries
  * under Pillow do, each with its integer tables and its triangle filter for subsampled colour
  * (libjpeg: jdsample.c and jdcolor.c; libwebp: upsampling.c and yuv.h); swscale rounds differently
- * by a level or two. Frames of a video go through swscale with exact rounding, as the frame is
- * tagged.
+ * by a level or two. Frames of a video go through swscale as they do in the reference, whose reader
+ * (PyAV) leaves its settings alone: the tagged matrix, and colour that is repeated rather than
+ * interpolated where swscale has a direct way.
  */
 #include "pixels.h"
 
@@ -235,8 +236,8 @@ static h3_status from_yuv(uint8_t *rgb, const AVFrame *f, const AVPixFmtDescript
 
 /* ---- video ---- */
 
-/** The matrix a frame is tagged with; untagged pictures of HD size are BT.709, smaller ones BT.601.
- */
+/** The matrix a frame is tagged with. Untagged ones are BT.601 at any size, as in the reference and
+ * for ffmpeg. */
 static int matrix_of(const AVFrame *f)
 {
     switch (f->colorspace) {
@@ -253,7 +254,7 @@ static int matrix_of(const AVFrame *f)
     case AVCOL_SPC_BT2020_CL:
         return SWS_CS_BT2020;
     default:
-        return f->width >= 1280 || f->height > 576 ? SWS_CS_ITU709 : SWS_CS_ITU601;
+        return SWS_CS_ITU601;
     }
 }
 
@@ -271,25 +272,63 @@ static bool is_full_range(const AVFrame *f)
     }
 }
 
+static bool is_interlaced(const AVFrame *f)
+{
+#if LIBAVUTIL_VERSION_INT >= AV_VERSION_INT(58, 7, 100)
+    const bool is_tagged = f->flags & AV_FRAME_FLAG_INTERLACED;
+#else
+    const bool is_tagged = f->interlaced_frame;
+#endif
+    return is_tagged && f->height % 4 == 0; // both fields have whole lines of colour
+}
+
+/* f -> rgb with rows of `stride` bytes. The lines of two fields are converted apart: neighbours in
+ * a frame show different moments. */
+static h3_status convert(uint8_t *rgb, int stride, const AVFrame *f, struct SwsContext *sws,
+                         const char *name)
+{
+    const int n_fields = is_interlaced(f) ? 2 : 1, h = f->height / n_fields;
+
+    for (int field = 0; field < n_fields; field++) {
+        const uint8_t *from[4] = {0};
+        int step[4] = {0};
+        uint8_t *const to[4] = {rgb + field * stride};
+        const int to_step[4] = {stride * n_fields};
+
+        for (int i = 0; i < 4; i++)
+            if (f->data[i]) {
+                from[i] = f->data[i] + field * f->linesize[i];
+                step[i] = f->linesize[i] * n_fields;
+            }
+        if (sws_scale(sws, from, step, 0, h, to, to_step) != h)
+            return h3_fail(H3_E_INTERNAL, "%s: colour conversion failed", name);
+    }
+    return H3_OK;
+}
+
 h3_status h3_pixels_video(uint8_t *rgb, const AVFrame *f, struct SwsContext **ctx, const char *name)
 {
-    const int flags = SWS_BICUBIC | SWS_ACCURATE_RND | SWS_FULL_CHR_H_INT | SWS_FULL_CHR_H_INP;
     const int *matrix = sws_getCoefficients(matrix_of(f));
-    uint8_t *const to[4] = {rgb};
-    const int stride[4] = {3 * f->width};
+    const int h = f->height / (is_interlaced(f) ? 2 : 1);
+    const int row = 3 * f->width, stride = (row + 15) / 16 * 16 + H3_PIXELS_PADDING;
 
-    *ctx = sws_getCachedContext(*ctx, f->width, f->height, (enum AVPixelFormat)f->format, f->width,
-                                f->height, AV_PIX_FMT_RGB24, flags, NULL, NULL, NULL);
+    *ctx = sws_getCachedContext(*ctx, f->width, h, (enum AVPixelFormat)f->format, f->width, h,
+                                AV_PIX_FMT_RGB24, SWS_BICUBIC, NULL, NULL, NULL);
     if (!*ctx)
         return h3_fail(H3_E_UNSUPPORTED, "%s: pixel format %s cannot be converted to RGB", name,
                        av_get_pix_fmt_name((enum AVPixelFormat)f->format));
     // fails for formats that are RGB already, where there is nothing to set
     (void)sws_setColorspaceDetails(*ctx, matrix, is_full_range(f),
                                    sws_getCoefficients(SWS_CS_ITU709), 1, 0, 1 << 16, 1 << 16);
-    if (sws_scale(*ctx, (const uint8_t *const *)f->data, f->linesize, 0, f->height, to, stride) !=
-        f->height)
-        return h3_fail(H3_E_INTERNAL, "%s: colour conversion failed", name);
-    return H3_OK;
+    if (f->width % 8 == 0) return convert(rgb, row, f, *ctx, name);
+    /* The direct ways work in eights and leave the rest of a row that has no room for more. */
+    uint8_t *wide = av_malloc((size_t)stride * (size_t)f->height);
+    if (!wide) return h3_fail(H3_E_NOMEM, "%s: no memory for a frame", name);
+    const h3_status st = convert(wide, stride, f, *ctx, name);
+    for (int y = 0; st == H3_OK && y < f->height; y++)
+        memcpy(rgb + (size_t)y * (size_t)row, wide + (size_t)y * (size_t)stride, (size_t)row);
+    av_free(wide);
+    return st;
 }
 
 h3_status h3_pixels_rgb(uint8_t *rgb, const AVFrame *f, h3_yuv_rule rule, const char *name)

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "clip.h"
+#include "file.h"
 #include "image.h"
 #include "media_files.h"
 #include "probe.h"
@@ -109,6 +110,51 @@ static void test_clip_codecs(void **state)
         assert_true(fabs(info.fps - 24.0) < 1e-6);
         assert_ok(h3_clip_load(&c, h3_media_file(at("codec.%s", codecs[i].end)), 1000, 0, 0, NULL));
         check_slots(&c, 24.0, 26, 1000);
+        h3_clip_free(&c);
+    }
+}
+
+/** Colours are those of ffmpeg's own defaults, which the reference's reader leaves alone, whatever
+ * the width: the same to the level where both are of one version. */
+static void test_clip_colours(void **state)
+{
+    static const struct {
+        const char *codec, *raw;
+        int w, h;
+    } forms[] = {
+        {"-c:v ffv1 -pix_fmt yuv420p", "", 64, 48},
+        {"-c:v ffv1 -pix_fmt yuv420p", "", 66, 48}, // not whole vectors
+        {"-c:v ffv1 -pix_fmt yuv422p", "", 100, 46},
+        {"-c:v ffv1 -pix_fmt yuvj420p", "", 35, 50},
+        {"-c:v ffv1 -pix_fmt yuv444p", "", 1280, 720}, // no matrix is tagged
+        {"-c:v ffv1 -pix_fmt yuv444p -colorspace bt709", "", 64, 48},
+        {"-c:v libx264 -qp 0 -pix_fmt yuv420p -flags +ilme+ildct", "-vf scale=interl=1", 70, 48},
+    };
+    (void)state;
+
+    if (!has_ffmpeg()) skip();
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        h3_clip c;
+        char *want;
+        size_t n;
+        double sum = 0;
+
+        if (!ffmpeg("-f lavfi -i testsrc2=s=%dx%d:r=24 -frames:v 3 %s colours.mkv", forms[i].w,
+                    forms[i].h, forms[i].codec)) {
+            print_message("ffmpeg cannot write %s here\n", forms[i].codec);
+            continue;
+        }
+        assert_true(
+            ffmpeg("-i colours.mkv %s -f rawvideo -pix_fmt rgb24 colours.rgb", forms[i].raw));
+        assert_ok(h3_file_read(&want, &n, at("colours.rgb"), (size_t)1 << 24));
+        assert_ok(h3_clip_load(&c, h3_media_file(at("colours.mkv")), 100, 0, 0, NULL));
+        assert_int_equal(n, (size_t)c.n * (size_t)c.width * (size_t)c.height * 3);
+        for (size_t k = 0; k < n; k++)
+            sum += abs(c.rgb[k] - (uint8_t)want[k]);
+        if (sum / (double)n > 1.0) // other conversions: 4 and more
+            fail_msg("%s at %dx%d: %g levels from ffmpeg", forms[i].codec, forms[i].w, forms[i].h,
+                     sum / (double)n);
+        free(want);
         h3_clip_free(&c);
     }
 }
@@ -233,9 +279,10 @@ static void test_bad_clips(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_clip_rates),     cmocka_unit_test(test_clip_codecs),
-        cmocka_unit_test(test_clip_variable),  cmocka_unit_test(test_clip_odd_ones),
-        cmocka_unit_test(test_clip_of_a_film), cmocka_unit_test(test_bad_clips),
+        cmocka_unit_test(test_clip_rates),    cmocka_unit_test(test_clip_codecs),
+        cmocka_unit_test(test_clip_colours),  cmocka_unit_test(test_clip_variable),
+        cmocka_unit_test(test_clip_odd_ones), cmocka_unit_test(test_clip_of_a_film),
+        cmocka_unit_test(test_bad_clips),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
