@@ -95,6 +95,14 @@ bool h3_path_exists(const char *path)
     return stat(path, &st) == 0;
 }
 
+bool h3_path_is_same(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev &&
+           x.st_ino == y.st_ino;
+}
+
 bool h3_path_is_dir(const char *path)
 {
     struct stat st;

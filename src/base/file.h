@@ -53,6 +53,8 @@ H3_NODISCARD h3_status h3_file_read(char **out, size_t *size, const char *path, 
 uint64_t h3_path_mark(const char *path);
 bool h3_path_exists(const char *path);
 bool h3_path_is_dir(const char *path);
+/** Do both exist and are one file (or folder), whatever they are called? NULL is none. */
+bool h3_path_is_same(const char *a, const char *b);
 
 /** Whether the file is there, or the folder can be listed: H3_E_MISSING "PATH: no such WHAT", or
  * H3_E_IO with the reason (no permission, links in a circle) of one that is. */

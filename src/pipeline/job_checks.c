@@ -52,14 +52,28 @@ static bool is_same_name(const char *a, const char *b)
 /* Is `out` the very file that `in` is read from? */
 static bool is_input(const h3_input *in, const char *out)
 {
-    struct stat a, b;
-
-    return in && !in->data && in->path && out && stat(in->path, &a) == 0 && stat(out, &b) == 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return in && !in->data && h3_path_is_same(in->path, out);
 }
 
-static bool is_any_input(const h3_request *rq, const char *out)
+/* Is it a part of the model, or an adapter? Of a part that is a folder only the folder itself. */
+static bool is_of_model(const h3_engine *e, const char *out)
 {
+    const h3_model *m = &e->model;
+    const char *const parts[] = {m->dit,       m->dit_ref,   m->text_encoder, m->video_vae,
+                                 m->audio_vae, m->tokenizer, m->processor,    m->mmproj};
+
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (h3_path_is_same(parts[i], out)) return true;
+    for (int i = 0; i < e->n_loras; i++)
+        if (h3_path_is_same(e->lora[i], out)) return true;
+    return false;
+}
+
+static bool is_any_input(const h3_job *j, const char *out)
+{
+    const h3_request *rq = j->rq;
+
+    if (is_of_model(j->e, out) || h3_path_is_same(rq->noise_path, out)) return true;
     if (is_input(rq->first, out) || is_input(rq->last, out)) return true;
     for (int i = 0; i < rq->n_refs; i++)
         if (is_input(&rq->refs[i], out)) return true;
@@ -78,7 +92,7 @@ h3_status h3_job_check_names(const h3_job *j)
     const int n = sizeof files / sizeof *files;
 
     for (int i = 0; i < n; i++)
-        if (is_any_input(j->rq, files[i].path))
+        if (is_any_input(j, files[i].path))
             return h3_fail(H3_E_ARG, "%s: is read by this run and would be %s; give two names",
                            files[i].path, files[i].what);
     for (int i = 0; i < n; i++)

@@ -161,6 +161,15 @@ static h3_status merge_adapters(h3_checkpoint *ck, const h3_file_opts *o)
     return H3_OK;
 }
 
+/* The file that comes of it takes the name when it is complete: then what it was made from would be
+ * lost, and a part that was rounded does not come back. */
+static h3_status check_output(const h3_checkpoint *ck, const char *out_path)
+{
+    if (!h3_ckpt_reads(ck, out_path)) return H3_OK;
+    return h3_fail(H3_E_ARG, "%s: is read by this run and would be its output; give another name",
+                   out_path);
+}
+
 h3_status h3_dump(const char *path, const char *name, const h3_file_opts *opts,
                   const char *out_path)
 {
@@ -178,6 +187,7 @@ h3_status h3_dump(const char *path, const char *name, const h3_file_opts *opts,
     to.layout = H3_CONVERT_OWN;
     H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
     st = merge_adapters(ck, o);
+    if (st == H3_OK) st = check_output(ck, out_path);
     if (st == H3_OK) st = name ? dump_one(ck, name, out_path) : h3_convert(ck, out_path, &to);
     h3_ckpt_close(&ck);
     return st;
@@ -199,6 +209,7 @@ h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char
     H3_TRY(read_opts(&how, &to, o));
     H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
     st = merge_adapters(ck, o);
+    if (st == H3_OK) st = check_output(ck, out_path);
     if (st == H3_OK) st = h3_convert(ck, out_path, &to);
     h3_ckpt_close(&ck);
     return st;

@@ -245,6 +245,23 @@ bool h3_ckpt_is_fresh(const h3_checkpoint *ck)
     return is_same;
 }
 
+static bool is_among(const h3_manifest *m, const char *path)
+{
+    for (uint32_t i = 0; i < h3_manifest_n_files(m); i++)
+        if (h3_path_is_same(h3_manifest_file(m, i)->path, path)) return true;
+    return false;
+}
+
+bool h3_ckpt_reads(const h3_checkpoint *ck, const char *path)
+{
+    if (is_among(ck->m, path)) return true;
+    for (size_t i = 0; i < ck->n_adapters; i++)
+        if (is_among(h3_adapter_files(ck->adapters[i]), path)) return true;
+    for (size_t i = 0; i < ck->n_marked; i++)
+        if (h3_path_is_same(ck->marked[i].path, path)) return true;
+    return false;
+}
+
 /* A config file that is there but broken must not be taken for an absent one. */
 static h3_status load_configs(h3_checkpoint *ck)
 {

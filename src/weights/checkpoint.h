@@ -64,6 +64,8 @@ void h3_ckpt_close(h3_checkpoint **ck);
 /** False when a file that it was made from (weights, index, configuration, adapters) was exchanged,
  *  written to, moved or added since: opening it again would give something else. */
 bool h3_ckpt_is_fresh(const h3_checkpoint *ck);
+/** Is `path` one of those files, by whatever name? */
+bool h3_ckpt_reads(const h3_checkpoint *ck, const char *path);
 /** Of those files, their names and times, and of h3_ckpt_fingerprint: equal only for what would
  * give the same numbers, as far as a file system tells. */
 uint64_t h3_ckpt_identity(const h3_checkpoint *ck);

@@ -226,6 +226,15 @@ done
 mkfifo pipe
 refuses "a pipe as output" 2 "device or pipe" generate -p x $small -o pipe
 printf 'P6\n64 64\n255\n' >key.mp4 && head -c 12288 /dev/zero >>key.mp4
+cp "$source_dir/models/h3-nano-lime.safetensors" lime.safetensors
+for o in "--wav lime.safetensors" "--latents lime.safetensors --save-latents" "--checkpoint ./lime.safetensors --checkpoint-every 1"; do
+    refuses "an adapter as output: $o" 2 "is read by this run" generate -p x -s 64x64 --lift-limits -f 22 --steps 3 -q --lora lime.safetensors $o -o refused.mp4
+done
+check "the adapter is as it was" "$(cmp lime.safetensors "$source_dir/models/h3-nano-lime.safetensors" && echo same)" same
+cp cv.safetensors cv2.safetensors
+refuses "convert onto its own source" 2 "is read by this run" convert cv2.safetensors --to q8_0 -o ./cv2.safetensors
+refuses "dump onto its own source" 2 "is read by this run" dump cv2.safetensors --all -o cv2.safetensors
+check "the source is as it was" "$(cmp cv.safetensors cv2.safetensors && echo same)" same
 refuses "an input as output" 2 "is read by this run" generate -p x $small --first key.mp4 -o key.mp4
 refuses "latents to keep where nothing can be" 5 "nodir" generate -p x $small --save-latents --latents nodir/l -o refused.mp4
 refuses "latents in a folder" 2 "is a folder" generate -p x $small --latents . -o refused.mp4
