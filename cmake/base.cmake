@@ -1,4 +1,4 @@
-set(base_files status.c arena.c file.c builtin.c)
+set(base_files status.c arena.c file.c number.c builtin.c)
 if(EXISTS ${CMAKE_SOURCE_DIR}/src/base/rng.c)
     list(APPEND base_files rng.c)
 endif()

@@ -11,6 +11,7 @@
 
 #include "audio_vae.h"
 #include "file.h"
+#include "number.h"
 #include "output.h"
 #include "parts.h"
 #include "size.h"
@@ -21,7 +22,7 @@
 static void set_number(json_t *o, const char *key, const char *fmt, double v)
 {
     char text[40];
-    snprintf(text, sizeof text, fmt, v);
+    h3_number_write(text, sizeof text, fmt, v);
     json_object_set_new(o, key, json_string(text));
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "number.h"
 #include "tags.h"
 #include "unicode.h"
 
@@ -70,10 +71,10 @@ static h3_status parse_aspect(double *w, double *h, const char *text)
 
     *w = *h = 0;
     if (!text) return H3_OK;
-    *w = strtod(text, &end);
+    *w = h3_number_read(text, &end);
     if (end != text && (*end == ':' || *end == 'x' || *end == '/')) {
         const char *rest = end + 1;
-        *h = strtod(rest, &end);
+        *h = h3_number_read(rest, &end);
         if (end != rest && !*end && isfinite(*w) && isfinite(*h) && *w > 0 && *h > 0) return H3_OK;
     }
     return h3_fail(H3_E_ARG, "aspect %s: expected two numbers such as 16:9", text);

@@ -12,6 +12,7 @@
 
 #include "decode.h"
 #include "manifest_impl.h"
+#include "number.h"
 #include "size.h"
 
 enum { MAX_DIMS = 4, MAX_DEPTH = 4, MAX_ALIGN = 1 << 20, DEFAULT_ALIGN = 32 };
@@ -193,10 +194,10 @@ static void scalar_text(char *s, size_t n, uint32_t type, const unsigned char *p
         snprintf(s, n, "%" PRId64, (int64_t)u);
         break;
     case T_F32:
-        snprintf(s, n, "%.9g", (double)f);
+        h3_number_write(s, n, "%.9g", (double)f);
         break;
     case T_F64:
-        snprintf(s, n, "%.17g", d);
+        h3_number_write(s, n, "%.17g", d);
         break;
     case T_BOOL:
         snprintf(s, n, "%s", u ? "true" : "false");

@@ -14,6 +14,7 @@
 #include "decode.h"
 #include "json.h"
 #include "lora_impl.h"
+#include "number.h"
 #include "suffix.h"
 
 enum { FACTOR_A = 0, FACTOR_B = 1, FACTOR_ALPHA = 2, FACTOR_NONE = 3 };
@@ -249,7 +250,7 @@ static h3_status find_target(job *j, module *m)
 static h3_status text_alpha(const job *j, const char *text, float *out)
 {
     char *end;
-    const double v = strtod(text, &end);
+    const double v = h3_number_read(text, &end);
 
     if (end == text || *end || !isfinite(v))
         return h3_fail(H3_E_FORMAT, "%s: lora metadata: alpha \"%.40s\" is no number", j->path,

@@ -2,6 +2,7 @@
  * Frames and sound by callback: the bits of the files of the same run and of a run with callbacks
  * alone, in order, on rank 0 only, and what says no ends the run.
  */
+#include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -345,6 +346,56 @@ static void test_nothing(void **state)
     h3_string_free(NULL);
 }
 
+/* A locale whose decimal mark is a comma, made for the test where the system has none. */
+static bool set_comma(void)
+{
+    static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "de_DE"};
+    char command[256];
+
+    for (int made = 0; made < 2; made++) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (setlocale(LC_ALL, names[i]) && *localeconv()->decimal_point == ',') return true;
+        snprintf(command, sizeof command,
+                 "localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 >/dev/null 2>&1", work);
+        if (system(command) == -1 || setenv("LOCPATH", work, 1) != 0) break;
+    }
+    return false;
+}
+
+/* An application's locale is its own affair: numbers in texts keep their point. */
+static void test_locale(void **state)
+{
+    h3_engine *e = engine(NULL);
+    h3_request rq = h3_request_default();
+    char head[4096] = "", *text = NULL;
+
+    (void)state;
+    rq.prompt = "a red circle";
+    rq.aspect = "1.5:1";
+    rq.lift_limits = true;
+    rq.canvas_short_edge = 64;
+    rq.frames = FRAMES;
+    rq.steps = 3;
+    rq.shift_video = 11.5;
+    rq.out_path = at("comma.mp4");
+    rq.latents_path = at("comma.latents");
+    rq.keep_latents = true;
+    const bool is_set = set_comma();
+    const h3_status planned = h3_plan_json(e, &rq, &text), made = h3_generate(e, &rq, NULL);
+    setlocale(LC_ALL, "C");
+    h3_engine_close(&e);
+    assert_int_equal(planned, H3_OK);
+    assert_int_equal(made, H3_OK);
+    assert_non_null(strstr(text, "\"width\": 96"));
+    h3_string_free(text);
+    FILE *f = fopen(rq.latents_path, "rb");
+    assert_non_null(f);
+    const size_t n = fread(head, 1, sizeof head - 1, f);
+    fclose(f);
+    assert_non_null(memmem(head, n, "11.5", 4));
+    if (!is_set) skip();
+}
+
 static const char *self;
 
 static void test_ranks(void **state)
@@ -409,7 +460,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_beside_files), cmocka_unit_test(test_alone),
         cmocka_unit_test(test_from_latents), cmocka_unit_test(test_no),
         cmocka_unit_test(test_names),        cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_ranks),        cmocka_unit_test(test_example),
+        cmocka_unit_test(test_locale),       cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_example),
     };
     const char *tmp = getenv("TMPDIR");
     char command[80];
