@@ -381,7 +381,17 @@ static int64_t check_framing(srv_req *r, const char *version)
     return n;
 }
 
-/* Matches url with a pattern that may hold one {id}; 1 yes, 0 no, -1 yes but for the id. */
+/* The rest of `url` in the place of a pattern's {model}, which ends it; NULL: there is none. */
+static const char *model_in(const char *path, const char *url)
+{
+    const char *brace = strstr(path, "{model}");
+    const size_t n = brace ? (size_t)(brace - path) : 0;
+
+    return brace && strncmp(path, url, n) == 0 && url[n] ? url + n : NULL;
+}
+
+/* Matches url with a pattern that may hold one {id} or {model}; 1 yes, 0 no, -1 yes but for the id.
+ */
 static int match(const char *path, const char *url, char id[SRV_ID_LEN])
 {
     const char *brace = strstr(path, "{id}");
@@ -389,7 +399,7 @@ static int match(const char *path, const char *url, char id[SRV_ID_LEN])
     const char *slash;
     size_t m;
 
-    if (!brace) return strcmp(path, url) == 0;
+    if (!brace) return strcmp(path, url) == 0 || model_in(path, url);
     if (strncmp(path, url, n) != 0) return 0;
     slash = strchr(url + n, '/');
     m = slash ? (size_t)(slash - url) - n : strlen(url + n);
@@ -419,6 +429,10 @@ static void find_route(srv_req *r, const char *method, const char *url)
             r->id[0] = '\0';
             srv_fault_set(&r->fault, 404, "video_not_found", "video_id", "there is no such video");
         }
+        const char *model = model_in(t->path, url);
+        if (model && strcmp(model, r->s->model_name) != 0)
+            srv_fault_set(&r->fault, 404, "model_not_found", "model",
+                          "there is no model %.200s; %.200s is served", model, r->s->model_name);
         return;
     }
     if (is_path_known)

@@ -39,9 +39,8 @@ enum MHD_Result srv_ready(srv_req *r)
     return srv_answer_fault(r, &f);
 }
 
-enum MHD_Result srv_models(srv_req *r)
+static json_t *model_json(srv *s)
 {
-    srv *s = r->s;
     json_t *model;
     char size[32];
 
@@ -55,7 +54,18 @@ enum MHD_Result srv_models(srv_req *r)
                       s->opts.max_pixels, "steps", s->opts.max_steps, "body_bytes",
                       (json_int_t)s->opts.max_body, "queue", s->opts.max_queue);
     pthread_mutex_unlock(&s->ready_lock);
-    return srv_answer_json(r, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model));
+    return model;
+}
+
+enum MHD_Result srv_models(srv_req *r)
+{
+    return srv_answer_json(r, 200,
+                           json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(r->s)));
+}
+
+enum MHD_Result srv_model(srv_req *r)
+{
+    return srv_answer_json(r, 200, model_json(r->s));
 }
 
 /* ------------------------------------------------------------------------------------- /metrics */

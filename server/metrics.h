@@ -8,5 +8,6 @@ enum MHD_Result srv_health(srv_req *r);
 enum MHD_Result srv_ready(srv_req *r);
 enum MHD_Result srv_metrics_text(srv_req *r);
 enum MHD_Result srv_models(srv_req *r);
+enum MHD_Result srv_model(srv_req *r); ///< the one that is served, which the path has named
 
 #endif

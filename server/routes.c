@@ -463,6 +463,7 @@ const srv_route srv_routes[] = {
     {"POST", "/v1/videos/{id}/cancel", cancel, 0},
     {"POST", "/v1/videos/{id}/remix", remix, SRV_BODY},
     {"GET", "/v1/models", srv_models, 0},
+    {"GET", "/v1/models/{model}", srv_model, 0},
     {"GET", "/health", srv_health, SRV_OPEN},
     {"GET", "/ready", srv_ready, SRV_OPEN},
     {"GET", "/metrics", srv_metrics_text, 0},

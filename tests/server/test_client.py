@@ -155,6 +155,7 @@ def test_list_walks_all_pages(start, n):
 
 def test_models(client):
     assert [m.id for m in client.models.list()] == ["h3-nano"]
+    assert client.models.retrieve("h3-nano").id == "h3-nano"
 
 
 def test_key(start):

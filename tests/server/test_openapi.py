@@ -79,6 +79,10 @@ def test_answers_have_the_described_shape(server, api):
 
     for path in ("/health", "/ready", "/metrics", "/v1/models", "/openapi.json", "/", "/app.js", "/app.css", "/icon.svg"):
         assert call("GET", path).status == 200
+    name = call("GET", "/v1/models").json["data"][0]["id"]
+    assert call("GET", "/v1/models/{model}", url=f"/v1/models/{name}").json["id"] == name
+    other = call("GET", "/v1/models/{model}", url="/v1/models/sora-2")
+    assert other.status == 404 and other.error["code"] == "model_not_found" and "sora-2" in other.error["message"]
     tag = server.get("/").headers["ETag"]
     assert call("GET", "/", headers={"If-None-Match": tag}).status == 304
     long_one = call("POST", "/v1/videos", {"prompt": "x", **STEPPING}).json["id"]
