@@ -20,6 +20,8 @@
  *     copies what it keeps). Strings returned through char ** are the caller's: h3_string_free.
  *   - An engine serves one request at a time; use one engine per thread. h3_cancel is the one call
  *     allowed from another thread (and from a signal handler).
+ *   - Parts of a model are opened when a request needs them: with relative paths the working
+ *     directory must stay what it was when the engine was opened.
  *   - Defaults come from the *_default functions; a zeroed struct is not a default.
  */
 #ifndef H3AV_H3AV_H
