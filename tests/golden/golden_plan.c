@@ -440,11 +440,24 @@ static void draw(golden *g, h3_rng *r, const char *name, int64_t n)
     free(x);
 }
 
-static void compare_seed(golden *g, int64_t seed)
+/* The seed as names have it: what has the sign bit is negative, or above 2^63. */
+static const char *seed_word(char word[24], const golden *g, int64_t seed, const char *before,
+                             const char *after)
 {
     char name[NAME];
+
+    snprintf(word, 24, "%lld", (long long)seed);
+    if (!golden_find(g, named(name, "%s%s%s", before, word, after)))
+        snprintf(word, 24, "%llu", (unsigned long long)seed);
+    return word;
+}
+
+static void compare_seed(golden *g, int64_t seed)
+{
+    char name[NAME], word[24];
     h3_rng r;
-    const h3_tensor *words = golden_find(g, named(name, "words.seed%lld", (long long)seed));
+    seed_word(word, g, seed, "words.seed", "");
+    const h3_tensor *words = golden_find(g, named(name, "words.seed%s", word));
     h3_rng_seed(&r, (uint64_t)seed);
     if (words) {
         const int64_t n = h3_numel(*words);
@@ -457,7 +470,7 @@ static void compare_seed(golden *g, int64_t seed)
     const json_t *sizes = json_object_get(g->meta, "sizes");
     for (size_t i = 0; i < json_array_size(sizes); i++) {
         h3_rng_seed(&r, (uint64_t)seed);
-        draw(g, &r, named(name, "seed%lld.n%lld", (long long)seed, (long long)element(sizes, i)),
+        draw(g, &r, named(name, "seed%s.n%lld", word, (long long)element(sizes, i)),
              element(sizes, i));
     }
 }
@@ -474,12 +487,12 @@ static h3_status run_randn(golden *g)
         const int64_t seed = element(stream, 0);
         const json_t *sizes = json_array_get(stream, 1);
         h3_rng r;
-        char name[NAME];
+        char name[NAME], word[24], first[40];
+        snprintf(first, sizeof first, ".0.n%lld", (long long)element(sizes, 0));
+        seed_word(word, g, seed, "stream", first);
         h3_rng_seed(&r, (uint64_t)seed);
         for (size_t i = 0; i < json_array_size(sizes); i++)
-            draw(g, &r,
-                 named(name, "stream%lld.%zu.n%lld", (long long)seed, i,
-                       (long long)element(sizes, i)),
+            draw(g, &r, named(name, "stream%s.%zu.n%lld", word, i, (long long)element(sizes, i)),
                  element(sizes, i));
     }
     return H3_OK;

@@ -64,6 +64,16 @@ static int64_t cell(row *r, int column)
     return v;
 }
 
+/* An aspect may be a fraction. */
+static double real_cell(row *r, int column)
+{
+    char *end;
+    const double v = strtod(r->cell[column], &end);
+
+    if (*end || end == r->cell[column]) blame(r, "\"%s\" is no number", r->cell[column]);
+    return v;
+}
+
 static int64_t at_int(const json_t *a, size_t i)
 {
     return (int64_t)json_integer_value(json_array_get(a, i));
@@ -160,7 +170,7 @@ static void row_canvas(row *r)
 {
     const h3_canvas_rule rule = {cell(r, 2), cell(r, 3), cell(r, 4)};
     h3_size s;
-    const h3_status st = h3_canvas_resolve(&s, (double)cell(r, 0), (double)cell(r, 1), rule);
+    const h3_status st = h3_canvas_resolve(&s, real_cell(r, 0), real_cell(r, 1), rule);
 
     if (!goes_on(r, st, strcmp(r->cell[5], "error") == 0)) return;
     same(r, "height", s.height, cell(r, 5));
