@@ -62,10 +62,20 @@ typedef struct matrix {
     float *scale, *wide; // [rows], [rows, cols]
 } matrix;
 
-static matrix matrix_of(bool is_q8_0, int64_t rows, int64_t cols)
+enum { INT8 = 0, Q8_0 = 8, Q4_K = 12, Q5_K = 13 };
+
+static void put_half(uint8_t *p, float v)
 {
-    const size_t row_bytes = (size_t)(is_q8_0 ? cols / 32 * 34 : cols),
-                 n = (size_t)rows * row_bytes;
+    const uint16_t half = h3_f32_to_f16(v);
+    memcpy(p, &half, sizeof half);
+}
+
+static matrix matrix_of(int type, int64_t rows, int64_t cols)
+{
+    const h3_ggml_info info = h3_ggml_type((uint32_t)type);
+    const size_t block = type ? info.bytes : 1;
+    const size_t row_bytes = (size_t)(type ? cols / info.block : cols) * block;
+    const size_t n = (size_t)rows * row_bytes;
     const int64_t first = rows - rows / 3;
     matrix m = {.w = {.name = "w", .rows = rows, .cols = cols, .n_parts = 2}};
 
@@ -73,10 +83,12 @@ static matrix matrix_of(bool is_q8_0, int64_t rows, int64_t cols)
     m.scale = malloc((size_t)rows * sizeof *m.scale);
     m.wide = malloc((size_t)(rows * cols) * sizeof *m.wide);
     for (size_t i = 0; i < n; i++)
-        m.bytes[i] = i % 97 == 7 ? 128 : (uint8_t)(int8_t)(random_normal() * 40); // -128 too
-    for (size_t i = 0; is_q8_0 && i < n; i += 34) {
-        const uint16_t half = h3_f32_to_f16(0.01f + 0.001f * random_normal());
-        memcpy(m.bytes + i, &half, sizeof half);
+        m.bytes[i] = type > Q8_0   ? (uint8_t)random_bits()
+                     : i % 97 == 7 ? 128 // -128 too
+                                   : (uint8_t)(int8_t)(random_normal() * 40);
+    for (size_t i = 0; type && i < n; i += block) {
+        put_half(m.bytes + i, 0.01f + 0.001f * random_normal());
+        if (type > Q8_0) put_half(m.bytes + i + 2, type == Q4_K ? 0.075f : 0.155f);
     }
     for (int64_t i = 0; i < rows; i++)
         m.scale[i] = 0.01f + 0.001f * random_normal();
@@ -86,13 +98,13 @@ static matrix matrix_of(bool is_q8_0, int64_t rows, int64_t cols)
                                        .cols = cols,
                                        .row_bytes = row_bytes,
                                        .bytes = (size_t)(p ? rows - first : first) * row_bytes,
-                                       .encoding = is_q8_0 ? H3_ENC_GGML : H3_ENC_INT8,
-                                       .ggml_type = is_q8_0 ? 8 : 0,
+                                       .encoding = type ? H3_ENC_GGML : H3_ENC_INT8,
+                                       .ggml_type = (uint8_t)type,
                                        .row0 = p ? first : 0,
                                        .full_rows = rows,
                                        .global = 1,
-                                       .scale = is_q8_0 ? NULL : m.scale,
-                                       .n_scale = is_q8_0 ? 0 : rows};
+                                       .scale = type ? NULL : m.scale,
+                                       .n_scale = type ? 0 : rows};
     h3_weight_rows(&m.w, 0, rows, m.wide);
     return m;
 }
@@ -156,18 +168,19 @@ static double error_of(h3_tensor y, h3_tensor x, const matrix *m, int64_t s, int
 static void test_error(void **unused)
 {
     static const struct {
-        bool is_q8_0;
+        int type;
         int64_t rows, n, k;
-    } sizes[] = {{true, 17, 40, 32},   {true, 33, 101, 288},  {true, 70, 29, 2080},
-                 {false, 18, 31, 33},  {false, 47, 57, 1027}, {false, 65, 230, 260},
-                 {false, 100, 15, 31}, {true, 1045, 17, 64}};
+    } sizes[] = {{Q8_0, 17, 40, 32},   {Q8_0, 33, 101, 288}, {Q8_0, 70, 29, 2080},
+                 {INT8, 18, 31, 33},   {INT8, 47, 57, 1027}, {INT8, 65, 230, 260},
+                 {INT8, 100, 15, 31},  {Q8_0, 1045, 17, 64}, {Q4_K, 35, 47, 256},
+                 {Q4_K, 18, 33, 1280}, {Q5_K, 67, 31, 768},  {Q5_K, 20, 45, 256}};
     h3_dev *d = open_digits(2);
 
     (void)unused;
     if (!d) skip();
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int outliers = 0; outliers < 2; outliers++) {
-            matrix m = matrix_of(sizes[i].is_q8_0, sizes[i].n, sizes[i].k);
+            matrix m = matrix_of(sizes[i].type, sizes[i].n, sizes[i].k);
             h3_tensor x = tensor_of(H3_F32, sizes[i].rows, sizes[i].k);
             h3_tensor y = tensor_of(H3_F32, sizes[i].rows, sizes[i].n);
             fill(x, 3);
@@ -193,7 +206,7 @@ static void test_error(void **unused)
 static void test_bf16_rows(void **unused)
 {
     h3_dev *d = open_digits(2);
-    matrix m = matrix_of(true, 37, 96);
+    matrix m = matrix_of(Q8_0, 37, 96);
     h3_tensor low = tensor_of(H3_BF16, 20, 96), x = tensor_of(H3_F32, 20, 96);
     h3_tensor y = tensor_of(H3_F32, 20, 37), same = tensor_of(H3_F32, 20, 37);
 
@@ -239,10 +252,12 @@ static void test_odd_rows(void **unused)
     h3_dev *d = open_digits(2), *f32 = open_f32();
     (void)unused;
 
-    for (int is_q8_0 = 0; d && is_q8_0 < 2; is_q8_0++) {
-        const int64_t S = 61, N = 45, K = 352;
+    static const int types[] = {INT8, Q8_0, Q4_K};
+
+    for (int i = 0; d && i < 3; i++) {
+        const int64_t S = 61, N = 45, K = 512;
         bool odd[61];
-        matrix m = matrix_of(is_q8_0, N, K);
+        matrix m = matrix_of(types[i], N, K);
         h3_tensor x = tensor_of(H3_F32, S, K), y = tensor_of(H3_F32, S, N),
                   want = tensor_of(H3_F32, S, N);
         fill(x, 1);
@@ -272,7 +287,7 @@ static void test_odd_rows(void **unused)
 static void test_company(void **unused)
 {
     h3_dev *one = open_digits(1), *three = open_digits(3), *f32 = open_f32();
-    matrix m = matrix_of(true, 300, 544);
+    matrix m = matrix_of(Q8_0, 300, 544);
     h3_tensor x = tensor_of(H3_F32, 90, 544), y = tensor_of(H3_F32, 90, 300);
     h3_tensor other = tensor_of(H3_F32, 90, 300), part = tensor_of(H3_F32, 21, 300);
     const size_t bytes = (size_t)(90 * y.st[0]) * sizeof(float);

@@ -9,9 +9,10 @@
  * sides. Three dots of four columns take the place of four fused multiply-adds, and weights need
  * not be widened.
  *
- * A, per row and block: 8 words of 4 weights, scale, correction. B, per block: the scales of NR
- * lanes, then [4 columns][digit] of them. Rows of x that digits cannot hold (not finite, huge, or
- * tiny all over) are multiplied again in f32.
+ * A, per row and block: 8 words of 4 weights, scale, correction, min. B, per block: the scales of
+ * NR lanes, [4 columns][digit] of them, and where weights have a min (q4_K, q5_K) the sums of x.
+ * Rows of x that digits cannot hold (not finite, huge, or tiny all over) are multiplied again in
+ * f32.
  */
 #include "gemm.h"
 
@@ -39,9 +40,9 @@ enum {
     WORDS = SPAN / 4, ///< of a block of a row of A
     SCALE = WORDS,    ///< and what follows them
     CORRECTION,
-    BLOCK_A,                 ///< words of a block of A
-    BLOCK_B = 1 + 3 * WORDS, ///< vectors of NR lanes of a block of B
-    PASS = KC / SPAN * BLOCK_B
+    MIN,                   ///< what every weight of the block has on top, or unused
+    BLOCK_A,               ///< words of a block of A
+    SUM_AT = 1 + 3 * WORDS ///< vectors of NR lanes of a block of B; then sums of x against MIN
 };
 
 /* ---------------------------------------------------------------- tiles */
@@ -92,13 +93,14 @@ INLINE VNNI void three_digits(const int n, const float *x, vi w0, vi w1, sums *s
 
 /* Two rows and two vectors at a time: twelve sums in registers, and so few that conversions of one
  * block are in flight with dots of the next. */
-INLINE VNNI void tile(const int n, const int v, int64_t kc, const float *a, const float *b,
-                      float *c, bool add)
+INLINE VNNI void tile(const int n, const int v, const bool has_min, int64_t kc, const float *a,
+                      const float *b, float *c, bool add)
 {
+    const int64_t step = SUM_AT + has_min;
     vf acc[2][2];
 
     acc[0][0] = acc[0][1] = acc[1][0] = acc[1][1] = v_set(0);
-    for (int64_t k = 0; k < kc; k += BLOCK_B, a += BLOCK_A, b += BLOCK_B * NR) {
+    for (int64_t k = 0; k < kc; k += step, a += BLOCK_A, b += step * NR) {
         sums s00, s01, s10, s11;
         s00.mid = (vi)_mm512_setzero_si512();
         s00.low = (vi)_mm512_set1_epi32(16); // half of what is rounded off
@@ -118,33 +120,42 @@ INLINE VNNI void tile(const int n, const int v, int64_t kc, const float *a, cons
         if (n > 1) acc[1][0] = v_fma(sums_value(s10) * x0, w1, acc[1][0]);
         if (v > 1) acc[0][1] = v_fma(sums_value(s01) * x1, w0, acc[0][1]);
         if (n > 1 && v > 1) acc[1][1] = v_fma(sums_value(s11) * x1, w1, acc[1][1]);
+        if (!has_min) continue;
+        const vf y0 = v_load(b + SUM_AT * NR), y1 = v_load(b + SUM_AT * NR + VL);
+        const vf m0 = v_set(a[MIN]), m1 = n > 1 ? v_set(a[LDA + MIN]) : m0;
+        acc[0][0] = v_fma(y0, m0, acc[0][0]);
+        if (n > 1) acc[1][0] = v_fma(y0, m1, acc[1][0]);
+        if (v > 1) acc[0][1] = v_fma(y1, m0, acc[0][1]);
+        if (n > 1 && v > 1) acc[1][1] = v_fma(y1, m1, acc[1][1]);
     }
     store_sums(n, v, acc, c, NR, add);
 }
 
-#define TILE(n, v)                                                                        \
-    VNNI static void tile_##n##_##v(int64_t kc, const float *a, const float *b, float *c, \
-                                    bool add)                                             \
-    {                                                                                     \
-        tile(n, v, kc, a, b, c, add);                                                     \
+#define TILE(kind, has_min, n, v)                                                           \
+    VNNI static void kind##_##n##_##v(int64_t kc, const float *a, const float *b, float *c, \
+                                      bool add)                                             \
+    {                                                                                       \
+        tile(n, v, has_min, kc, a, b, c, add);                                              \
     }
-TILE(1, 1)
-TILE(1, 2)
-TILE(2, 1)
-TILE(2, 2)
-
-static void tile_digits(int n, int64_t kc, const float *a, const float *b, float *c, bool add,
-                        bool half)
-{
-    for (; n > 1; n -= 2, a += 2 * LDA, c += 2 * NR)
-        (half ? tile_2_1 : tile_2_2)(kc, a, b, c, add);
-    if (n) (half ? tile_1_1 : tile_1_2)(kc, a, b, c, add);
-}
+#define TILES(kind, has_min)                                                                       \
+    TILE(kind, has_min, 1, 1)                                                                      \
+    TILE(kind, has_min, 1, 2)                                                                      \
+    TILE(kind, has_min, 2, 1)                                                                      \
+    TILE(kind, has_min, 2, 2)                                                                      \
+    static void tile_##kind(int n, int64_t kc, const float *a, const float *b, float *c, bool add, \
+                            bool half)                                                             \
+    {                                                                                              \
+        for (; n > 1; n -= 2, a += 2 * LDA, c += 2 * NR)                                           \
+            (half ? kind##_2_1 : kind##_2_2)(kc, a, b, c, add);                                    \
+        if (n) (half ? kind##_1_1 : kind##_1_2)(kc, a, b, c, add);                                 \
+    }
+TILES(plain, false)
+TILES(min, true)
 
 void ISA(h3_cpu_digits_tile)(int n, int64_t columns, const float *a, const float *b, float *c,
                              bool add, bool half)
 {
-    tile_digits(n, columns / SPAN * BLOCK_B, a, b, c, add, half);
+    tile_plain(n, columns / SPAN * SUM_AT, a, b, c, add, half);
 }
 
 /* ---------------------------------------------------------------- weights */
@@ -170,58 +181,122 @@ VNNI static void put_correction(float *to)
     memcpy(to + CORRECTION, &correction, sizeof correction);
 }
 
-static void fill_q8_0(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
-                      void *rows UNUSED)
+INLINE float load_half(const uint8_t *p)
 {
-    const h3_gemm *g = ctx;
-
-    for (int64_t i = 0; i < n; i++) {
-        const uint8_t *from = row_of(g->w, n0 + i) + k0 / BLOCK_B * 34;
-        float *to = dst + i * LDA;
-        for (int64_t b = 0; b < kc / BLOCK_B; b++, from += 34, to += BLOCK_A) {
-            uint16_t half;
-            memcpy(&half, from, sizeof half);
-            memcpy(to, from + 2, SPAN);
-            to[SCALE] = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-            put_correction(to);
-        }
-    }
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
-static void fill_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
-                      void *rows UNUSED)
+/* Block b of a row: everything but the correction. */
+static void q8_0_block(const uint8_t *row, int64_t b, float *to)
+{
+    memcpy(to, row + 34 * b + 2, SPAN);
+    to[SCALE] = load_half(row + 34 * b);
+}
+
+/* Of 256 numbers with 6-bit scales and mins: nibbles, of q5_K with a fifth bit from `high`. */
+INLINE void k_block(const uint8_t *super, const uint8_t *nibbles, const uint8_t *high, int j,
+                    float *to)
+{
+    const uint8_t *s = super + 4;
+    const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    const int min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+    __m256i q = _mm256_loadu_si256((const __m256i *)(const void *)(nibbles + 32 * (j / 2)));
+
+    q = _mm256_and_si256(j & 1 ? _mm256_srli_epi16(q, 4) : q, _mm256_set1_epi8(15));
+    if (high) {
+        const __m256i bit = _mm256_set1_epi8((char)(1 << j));
+        const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)high);
+        const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(h, bit), bit);
+        q = _mm256_or_si256(q, _mm256_and_si256(is_set, _mm256_set1_epi8(16)));
+    }
+    _mm256_storeu_si256((__m256i *)(void *)to, q);
+    to[SCALE] = load_half(super) * (float)scale;
+    to[MIN] = -(load_half(super + 2) * (float)min);
+}
+
+static void q4_k_block(const uint8_t *row, int64_t b, float *to)
+{
+    const uint8_t *super = row + 144 * (b / 8);
+    k_block(super, super + 16, NULL, (int)(b % 8), to);
+}
+
+static void q5_k_block(const uint8_t *row, int64_t b, float *to)
+{
+    const uint8_t *super = row + 176 * (b / 8);
+    k_block(super, super + 48, super + 16, (int)(b % 8), to);
+}
+
+/* What weights may be stored as. */
+typedef struct h3_digit_form {
+    uint8_t encoding, ggml_type;
+    bool has_min;
+    int16_t bytes;                                           ///< of 32 columns
+    void (*block)(const uint8_t *row, int64_t b, float *to); ///< NULL: int8, scaled by rows
+} form;
+
+static const form forms[] = {{H3_ENC_INT8, 0, false, SPAN, NULL},
+                             {H3_ENC_GGML, 8, false, 34, q8_0_block},
+                             {H3_ENC_GGML, 12, true, 144 / 8, q4_k_block},
+                             {H3_ENC_GGML, 13, true, 176 / 8, q5_k_block}};
+
+/* That of all parts, nothing scaled, turned or added on top; NULL: none. */
+static const form *form_of(const h3_weight *w)
+{
+    const form *all = NULL;
+
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++)
+        if (forms[f].encoding == w->part[0].encoding &&
+            (forms[f].encoding == H3_ENC_INT8 || forms[f].ggml_type == w->part[0].ggml_type))
+            all = &forms[f];
+    for (int i = 0; all && i < w->n_parts; i++) {
+        const h3_weight_part *p = &w->part[i];
+        if (p->encoding != all->encoding || p->in_scale || p->group || !p->row_bytes ||
+            (p->encoding == H3_ENC_GGML && p->ggml_type != all->ggml_type))
+            all = NULL;
+    }
+    return w->n_lora ? NULL : all;
+}
+
+static int64_t step_of(const h3_gemm *g)
+{
+    return SUM_AT + g->digits->has_min;
+}
+
+static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc, float *dst,
+                 void *rows UNUSED)
 {
     const h3_gemm *g = ctx;
+    const form *f = g->digits;
+    const int64_t first = k0 / step_of(g), end = (k0 + kc) / step_of(g);
 
     for (int64_t i = 0; i < n; i++) {
         const uint8_t *row = row_of(g->w, n0 + i);
-        const float scale = ISA(h3_cpu_row_scale)(g->w, n0 + i);
+        const float scale = f->block ? 0 : ISA(h3_cpu_row_scale)(g->w, n0 + i);
         float *to = dst + i * LDA;
-        for (int64_t b = k0 / BLOCK_B; b < (k0 + kc) / BLOCK_B; b++, to += BLOCK_A) {
+        for (int64_t b = first; b < end; b++, to += BLOCK_A) {
             const int64_t left = g->w->cols - b * SPAN;
-            if (left < SPAN) memset(to, 0, SPAN);
-            memcpy(to, row + b * SPAN, left < SPAN ? (size_t)left : SPAN);
-            to[SCALE] = scale;
+            if (f->block) {
+                f->block(row, b, to);
+            } else {
+                if (left < SPAN) memset(to, 0, SPAN);
+                memcpy(to, row + b * SPAN, left < SPAN ? (size_t)left : SPAN);
+                to[SCALE] = scale;
+            }
             put_correction(to);
         }
     }
 }
 
-static void call(const h3_gemm *g, int64_t n0, int64_t n, int64_t k0, int64_t kc, int64_t bytes)
+static void ahead(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
 {
+    const h3_gemm *g = ctx;
+    const int64_t step = step_of(g), bytes = g->digits->bytes;
+
     for (int64_t i = n0; i < n0 + n; i++)
-        for (int64_t k = k0 / BLOCK_B * bytes; k < (k0 + kc) / BLOCK_B * bytes; k += 64)
+        for (int64_t k = k0 / step * bytes; k < (k0 + kc) / step * bytes; k += 64)
             __builtin_prefetch(row_of(g->w, i) + k, 0, 2);
-}
-
-static void call_q8_0(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
-{
-    call(ctx, n0, n, k0, kc, 34);
-}
-
-static void call_int8(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc)
-{
-    call(ctx, n0, n, k0, kc, SPAN);
 }
 
 /* ---------------------------------------------------------------- x */
@@ -291,6 +366,7 @@ static void pack_block(const h3_gemm *g, int64_t m0, int64_t m, int64_t k, float
         r[0][j] = digits_of(x[0], scale);
         r[1][j] = digits_of(x[1], scale);
         dst[j] = power_of_2(e - 22 + 5);
+        if (g->digits->has_min) dst[SUM_AT * NR + j] = _mm512_reduce_add_ps((__m512)(x[0] + x[1]));
     }
     for (int i = 0; i < 2; i++) {
         v_transpose(r[i]);
@@ -302,40 +378,25 @@ static void pack_block(const h3_gemm *g, int64_t m0, int64_t m, int64_t k, float
 
 static void pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
 {
+    const int64_t step = step_of(ctx);
+
     for (int64_t j = 0; j < m; j += VL)
-        for (int64_t b = 0; b < kc / BLOCK_B; b++)
-            pack_block(ctx, m0 + j, m - j < VL ? m - j : VL, (k0 / BLOCK_B + b) * SPAN,
-                       dst + b * BLOCK_B * NR + j);
-}
-
-/* ---------------------------------------------------------------- which products */
-
-enum { GGML_Q8_0 = 8 };
-
-/* Every part of the one kind, nothing scaled, turned or added on top. */
-static bool is_all(const h3_weight *w, h3_encoding encoding)
-{
-    if (w->n_lora) return false;
-    for (int i = 0; i < w->n_parts; i++) {
-        const h3_weight_part *p = &w->part[i];
-        if (p->encoding != encoding || p->in_scale || p->group) return false;
-        if (encoding == H3_ENC_GGML && (p->ggml_type != GGML_Q8_0 || !p->row_bytes)) return false;
-    }
-    return true;
+        for (int64_t b = 0; b < kc / step; b++)
+            pack_block(ctx, m0 + j, m - j < VL ? m - j : VL, (k0 / step + b) * SPAN,
+                       dst + b * step * NR + j);
 }
 
 bool ISA(h3_cpu_digits)(const h3_dev *d, h3_gemm *g, h3_product *p)
 {
-    const bool is_q8_0 = is_all(g->w, H3_ENC_GGML);
-
-    if (!d->backend->has_digits || (!is_q8_0 && !is_all(g->w, H3_ENC_INT8))) return false;
+    g->digits = d->backend->has_digits ? form_of(g->w) : NULL;
+    if (!g->digits) return false;
     g->held = g->owned = calloc((size_t)p->m, 1);
     if (!g->held) return false; // f32 needs no more memory
-    p->k = h3_ceil_div(g->w->cols, SPAN) * BLOCK_B;
-    p->kc = PASS;
-    p->tile = tile_digits;
-    p->fill = is_q8_0 ? fill_q8_0 : fill_int8;
-    p->ahead = is_q8_0 ? call_q8_0 : call_int8;
+    p->k = h3_ceil_div(g->w->cols, SPAN) * step_of(g);
+    p->kc = KC / SPAN * step_of(g);
+    p->tile = g->digits->has_min ? tile_min : tile_plain;
+    p->fill = fill;
+    p->ahead = ahead;
     p->pack = pack;
     p->row_scratch = 0;
     return true;

@@ -15,7 +15,8 @@ typedef struct h3_gemm {
     uint8_t zero;           ///< what stands for 0 in quantised x: 128, or 0 where bytes are signed
     unsigned char *scratch; ///< per-thread row buffers of `scratch_bytes`
     size_t scratch_bytes;
-    uint8_t *held;       ///< [S] digits.c: what rows of x hold, or NULL
+    uint8_t *held; ///< [S] digits.c: what rows of x hold, or NULL
+    const struct h3_digit_form *digits;
     const uint8_t *only; ///< [S] rows of y to store, NULL: all
     void *owned;         ///< freed by the caller after the product
 } h3_gemm;
