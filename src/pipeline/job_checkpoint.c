@@ -41,6 +41,34 @@ static void warn_device(h3_job *j, const h3_checkpoint_file *c, const char *path
                    j->e->dev->name);
 }
 
+/* Names the first setting that is not the same; inputs and weights are known by their sum alone. */
+static h3_status another_request(const h3_job *j, const h3_checkpoint_file *c, const char *path)
+{
+    h3_status st = H3_OK;
+    json_t *settings = h3_job_settings(j), *mine;
+    const char *key;
+
+    (void)json_object_del(settings, "program");
+    json_object_foreach(settings, key, mine)
+    {
+        const char *now = json_string_value(mine), *was = h3_latents_meta(c->meta, key);
+        if (st != H3_OK || !was || strcmp(was, now) == 0) continue;
+        st = strcmp(key, "prompt") == 0
+                 ? h3_fail(H3_E_ARG,
+                           "%s: was saved by another request: its prompt is not this one (h3av "
+                           "inspect shows it)",
+                           path)
+                 : h3_fail(H3_E_ARG, "%s: was saved by another request: its %s is %.40s, here %s",
+                           path, key, was, now);
+    }
+    json_decref(settings);
+    if (st != H3_OK) return st;
+    return h3_fail(H3_E_ARG,
+                   "%s: was saved by another request: keyframes, references, noise, sigmas, model, "
+                   "adapters and dtype must all be the same to continue",
+                   path);
+}
+
 static h3_status check_checkpoint(const h3_job *j, const h3_checkpoint_file *c, const char *path)
 {
     const h3_layout *l = j->layout;
@@ -49,12 +77,7 @@ static h3_status check_checkpoint(const h3_job *j, const h3_checkpoint_file *c, 
     char mine[24];
 
     snprintf(mine, sizeof mine, "%016llx", (unsigned long long)j->fingerprint);
-    if (!print || strcmp(print, mine) != 0)
-        return h3_fail(
-            H3_E_ARG,
-            "%s: was saved by another request: prompt, seed, sizes, schedule, inputs, model and "
-            "dtype must all be the same to continue",
-            path);
+    if (!print || strcmp(print, mine) != 0) return another_request(j, c, path);
     if (c->n_video != nv || c->n_audio != na || c->video_cols != H3_VIDEO_CHANNELS * 4 ||
         c->audio_cols != H3_AUDIO_LATENT_CHANNELS || c->step > j->plan->n_forwards)
         return h3_fail(

@@ -82,12 +82,18 @@ static h3_status parse_aspect(double *w, double *h, const char *text)
 
 /* Blanks are tokens as others are, and the reference takes them; nothing at all it takes beside a
  * picture or a reference only. */
-static h3_status check_prompt(const char *prompt, h3_task task)
+static h3_status check_prompt(const h3_request *rq, h3_task task)
 {
+    const char *prompt = rq->prompt;
     size_t n, bad;
 
     if (!prompt || !*prompt) {
         if (task != H3_T2VA) return H3_OK;
+        if (rq->resume_path)
+            return h3_fail(H3_E_ARG,
+                           "the prompt is empty; %s goes on with the request that saved it, which "
+                           "has to be given again (h3av inspect shows it)",
+                           rq->resume_path);
         return h3_fail(H3_E_ARG,
                        "the prompt is empty; say what to show, e.g. -p \"a red fox in snow\"");
     }
@@ -114,7 +120,7 @@ h3_status h3_request_check(const h3_request *rq, h3_task task)
     h3_fit_mode fit;
     double aw, ah;
 
-    H3_TRY(check_prompt(rq->prompt, task));
+    H3_TRY(check_prompt(rq, task));
     H3_TRY(check_seconds(rq->seconds));
     H3_TRY(parse_noise_order(&order, rq->noise_order));
     H3_TRY(parse_aspect(&aw, &ah, rq->aspect));

@@ -220,6 +220,18 @@ static void put_adapter(json_t *o, const h3_manifest *m)
     json_object_set_new(o, "adapter", a);
 }
 
+/* What latents and checkpoints were made of: the request to go on with, for who has lost it. */
+static void put_settings(json_t *o, const char *saved)
+{
+    json_t *settings = saved ? json_loads(saved, 0, NULL) : NULL;
+
+    if (json_is_object(settings)) {
+        (void)json_object_del(settings, "fingerprint");
+        json_object_set(o, "settings", settings);
+    }
+    json_decref(settings);
+}
+
 static h3_status inspect_file(json_t **out, const char *path, const h3_ckpt_opts *opts,
                               bool verbose)
 {
@@ -241,6 +253,7 @@ static h3_status inspect_file(json_t **out, const char *path, const h3_ckpt_opts
                  ? "saved by h3av: latents (h3av decode) or a "
                    "checkpoint (generate --resume)"
                  : "no part of MiniMax-H3");
+    if (ck->naming.role == H3_ROLE_UNKNOWN) put_settings(o, h3_manifest_meta(ck->m, "h3av"));
     put_container(o, ck);
     if (ck->naming.role == H3_ROLE_LORA) {
         put_adapter(o, ck->m);
@@ -447,6 +460,12 @@ static void text_checkpoint(lines *l, int in, const json_t *o)
     text_classes(l, in, json_object_get(o, "quantization"));
     json_object_foreach(json_object_get(o, "geometry"), key, v)
         linef(l, in, h3_strdupf("%-20s %lld", key, (long long)json_integer_value(v)));
+    json_object_foreach(json_object_get(o, "settings"), key, v)
+    { // as JSON has it: a prompt may hold lines and worse
+        char *text = json_dumps(v, JSON_ENCODE_ANY);
+        linef(l, in, h3_strdupf("%-20s %s", key, text ? text : ""));
+        free(text);
+    }
     if (*str(o, "ignored")) linef(l, in, h3_strdupf("not used: %s", str(o, "ignored")));
     text_problems(l, in, json_object_get(o, "problems"));
     text_tensors(l, in, json_object_get(o, "all"));

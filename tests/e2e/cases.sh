@@ -137,6 +137,7 @@ done
 mkdir old && "$h3av" decode l -q --frames-dir old --frames-format ppm
 refuses "frames over frames, before the work" 2 "holds 22 frames" generate -p x $small --frames-dir old --latents refused
 refuses "latents are no checkpoint" 4 "checkpoint" generate -p x $small --resume l -o refused.mp4
+check "latents tell what they were made of" "$("$h3av" inspect l | grep -cE "^ *(seed +\"[0-9]+\"|kind +\"latents\"|prompt +\")")" 3
 
 # ---- small surroundings
 ends "no home, no place for temporary files" 0 "env -i OMP_WAIT_POLICY=passive '$h3av' generate -p x $small -o b.mp4"
