@@ -280,8 +280,12 @@ static void fill(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc,
             if (f->block) {
                 f->block(row, b, to);
             } else {
-                if (left < SPAN) memset(to, 0, SPAN);
-                memcpy(to, row + b * SPAN, left < SPAN ? (size_t)left : SPAN);
+                if (left < SPAN) {
+                    memset(to, 0, SPAN);
+                    memcpy(to, row + b * SPAN, (size_t)left);
+                } else {
+                    memcpy(to, row + b * SPAN, SPAN); // two moves
+                }
                 to[SCALE] = scale;
             }
             put_correction(to);
