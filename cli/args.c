@@ -925,6 +925,9 @@ static void connect(cli *c)
     if (c->output) c->rq.out_path = c->output;
     if (c->engine.model && strcmp(c->engine.model, "builtin") == 0 && access("builtin", F_OK) != 0)
         c->engine.model = "builtin:";
+    if (c->cmd == CMD_INSPECT && c->n_args && strcmp(c->arg[0], "builtin") == 0 &&
+        access("builtin", F_OK) != 0)
+        c->arg[0] = "builtin:";
     c->serve.engine = c->engine;
     c->serve.is_quiet = c->is_quiet;
     c->serve.is_verbose = c->is_verbose;

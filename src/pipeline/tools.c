@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "builtin.h"
 #include "convert.h"
 #include "file.h"
 #include "frame_files.h"
@@ -145,6 +146,17 @@ static h3_status read_opts(h3_ckpt_opts *how, h3_convert_opts *to, const h3_file
     return h3_parse_qkv(&how->qkv, o->qkv);
 }
 
+static h3_status open_part(h3_checkpoint **ck, const char *path, const h3_ckpt_opts *how)
+{
+    const h3_status st = h3_ckpt_open(ck, path, H3_ROLE_UNKNOWN, how);
+
+    if (st != H3_E_MISSING || !(h3_path_is_dir(path) || h3_is_builtin(path))) return st;
+    char *why = h3_strdupf("%s", h3_error());
+    (void)h3_fail(st, "%s (of a model one part is taken: name its folder or file)", why);
+    free(why);
+    return st;
+}
+
 static h3_status merge_adapters(h3_checkpoint *ck, const h3_file_opts *o)
 {
     if (o->is_delta && !o->n_loras)
@@ -185,7 +197,7 @@ h3_status h3_dump(const char *path, const char *name, const h3_file_opts *opts,
     H3_TRY(read_opts(&how, &to, o));
     to.form = H3_CONVERT_F32;
     to.layout = H3_CONVERT_OWN;
-    H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
+    H3_TRY(open_part(&ck, path, &how));
     st = merge_adapters(ck, o);
     if (st == H3_OK) st = check_output(ck, out_path);
     if (st == H3_OK) st = name ? dump_one(ck, name, out_path) : h3_convert(ck, out_path, &to);
@@ -207,7 +219,7 @@ h3_status h3_convert_file(const char *path, const h3_file_opts *opts, const char
     H3_TRY(need_paths(path, out_path));
     h3_register_builtin();
     H3_TRY(read_opts(&how, &to, o));
-    H3_TRY(h3_ckpt_open(&ck, path, H3_ROLE_UNKNOWN, &how));
+    H3_TRY(open_part(&ck, path, &how));
     st = merge_adapters(ck, o);
     if (st == H3_OK) st = check_output(ck, out_path);
     if (st == H3_OK) st = h3_convert(ck, out_path, &to);

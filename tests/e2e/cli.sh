@@ -232,6 +232,8 @@ for o in "--wav lime.safetensors" "--latents lime.safetensors --save-latents" "-
 done
 check "the adapter is as it was" "$(cmp lime.safetensors "$source_dir/models/h3-nano-lime.safetensors" && echo same)" same
 cp cv.safetensors cv2.safetensors
+refuses "convert of a whole model" 5 "name its folder or file" convert "$source_dir/models/h3-nano" -o refused.mp4
+succeeds "the built-in model, inspected by its short name" inspect builtin
 refuses "convert onto its own source" 2 "is read by this run" convert cv2.safetensors --to q8_0 -o ./cv2.safetensors
 refuses "dump onto its own source" 2 "is read by this run" dump cv2.safetensors --all -o cv2.safetensors
 check "the source is as it was" "$(cmp cv.safetensors cv2.safetensors && echo same)" same
