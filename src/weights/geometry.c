@@ -196,10 +196,15 @@ typedef struct exam {
     int64_t size[32];
 } exam;
 
-/* Records a failure, or passes it on. */
+/* Records a failure, once however often it is met, or passes it on. */
 static h3_status note(exam *x, h3_status st)
 {
+    size_t i;
+    json_t *known;
+
     if (st == H3_OK || !x->problems) return st;
+    json_array_foreach(x->problems, i,
+                       known) if (strcmp(json_string_value(known), h3_error()) == 0) return H3_OK;
     json_array_append_new(x->problems, json_string(h3_error()));
     return H3_OK;
 }

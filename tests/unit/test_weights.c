@@ -700,6 +700,13 @@ static void test_inspect(void **state)
     assert_string_equal(text_at(o, "role", NULL, NULL), "lora");
     assert_string_equal(text_at(o, "adapter", "keys", NULL), "kohya");
     json_decref(o);
+    must(h3_inspect_path(&o, DATA "formats/samples/te-llama.gguf", NULL, false));
+    json_t *problems = json_object_get(o, "problems"); // of the vision file: each is told once
+    assert_true(json_array_size(problems) > 2);
+    for (size_t i = 0; i < json_array_size(problems); i++)
+        for (size_t k = 0; k < i; k++)
+            assert_false(json_equal(json_array_get(problems, i), json_array_get(problems, k)));
+    json_decref(o);
     must(h3_inspect_path(&o, DATA "formats/hostile/dt-gap.safetensors", NULL, true));
     text = h3_inspect_text(o);
     assert_non_null(strstr(text, "PROBLEM"));
