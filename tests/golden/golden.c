@@ -84,10 +84,11 @@ static json_t *parse(const char *text, size_t n, json_error_t *err)
         errno = 0;
         const unsigned long long v = strtoull(text + i, NULL, 10);
         const bool is_whole = !strchr(".eE", text[i + digits]) && (i == 0 || text[i - 1] != '.');
-        if (is_whole && digits >= 19 && errno == 0 && v > INT64_MAX)
+        if (is_whole && errno == 0 && v > INT64_MAX && (i == 0 || text[i - 1] != '-'))
             to += (size_t)sprintf(copy + to, "%lld", (long long)v);
-        else
-            to += (size_t)sprintf(copy + to, "%.*s", (int)digits, text + i);
+        else // more than 64 bits: a real number
+            to += (size_t)sprintf(copy + to, "%.*s%s", (int)digits, text + i,
+                                  is_whole && errno ? ".0" : "");
         i += digits;
     }
     // a prompt may hold any character, U+0000 too
