@@ -446,7 +446,10 @@ static h3_status open_parts(h3_checkpoint *ck, h3_role role, const h3_ckpt_opts 
     H3_TRY(h3_manifest_open(&ck->m, ck->path));
     if (opts && opts->extra) H3_TRY(h3_manifest_append(ck->m, opts->extra));
     h3_names_detect(&ck->naming, ck->m);
-    if (role == H3_ROLE_TEXT_ENCODER && ck->naming.layout == H3_LAYOUT_LLAMA &&
+    const bool may_be_encoder =
+        role == H3_ROLE_TEXT_ENCODER ||
+        (role == H3_ROLE_UNKNOWN && ck->naming.role == H3_ROLE_TEXT_ENCODER);
+    if (may_be_encoder && ck->naming.layout == H3_LAYOUT_LLAMA &&
         !h3_manifest_find(ck->m, "v.blk.0.ln1.weight") && h3_manifest_is_gguf(ck->m))
         H3_TRY(add_vision_file(ck));
     H3_TRY(load_configs(ck));

@@ -181,6 +181,13 @@ static void put_geometry(json_t *o, h3_checkpoint *ck)
     if (h3_geometry_read(&g, ck, problems) == H3_OK)
         for (int i = 0; i < g.n; i++)
             put_int(sizes, g.dim[i].name, g.dim[i].value);
+    if (ck->naming.role == H3_ROLE_TEXT_ENCODER && ck->naming.layout == H3_LAYOUT_LLAMA &&
+        !h3_manifest_find(ck->m, "v.blk.0.ln1.weight"))
+        json_array_insert_new(
+            problems, 0,
+            json_sprintf("%s: holds no vision tower; llama.cpp has it in a second file, of which "
+                         "one, called *mmproj*.gguf, has to lie beside it",
+                         ck->path));
     json_object_set_new(o, "geometry", sizes);
     json_object_set_new(o, "problems", problems);
     if (ck->naming.role == H3_ROLE_DIT)

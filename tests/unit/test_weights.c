@@ -701,7 +701,11 @@ static void test_inspect(void **state)
     assert_string_equal(text_at(o, "adapter", "keys", NULL), "kohya");
     json_decref(o);
     must(h3_inspect_path(&o, DATA "formats/samples/te-llama.gguf", NULL, false));
-    json_t *problems = json_object_get(o, "problems"); // of the vision file: each is told once
+    assert_int_equal(json_integer_value(json_object_get(o, "files")), 2); // its mmproj lies beside
+    assert_int_equal(json_array_size(json_object_get(o, "problems")), 0);
+    json_decref(o);
+    must(h3_inspect_path(&o, DATA "formats/samples/te-llama-mmproj.gguf", NULL, false));
+    json_t *problems = json_object_get(o, "problems"); // each is told once
     assert_true(json_array_size(problems) > 2);
     for (size_t i = 0; i < json_array_size(problems); i++)
         for (size_t k = 0; k < i; k++)
