@@ -241,18 +241,21 @@ static const form forms[] = {{H3_ENC_INT8, 0, false, SPAN, NULL},
                              {H3_ENC_GGML, 12, true, 144 / 8, q4_k_block},
                              {H3_ENC_GGML, 13, true, 176 / 8, q5_k_block}};
 
-/* That of all parts, nothing scaled, turned or added on top; NULL: none. */
+/* That of all parts, nothing scaled or added on top; NULL: none. A turned weight meets a turned x,
+ * if its groups are whole blocks and passes whole groups. */
 static const form *form_of(const h3_weight *w)
 {
+    const int32_t group = w->part[0].group;
     const form *all = NULL;
 
+    if (group && (group % SPAN || KC % group)) return NULL;
     for (size_t f = 0; f < sizeof forms / sizeof *forms; f++)
         if (forms[f].encoding == w->part[0].encoding &&
             (forms[f].encoding == H3_ENC_INT8 || forms[f].ggml_type == w->part[0].ggml_type))
             all = &forms[f];
     for (int i = 0; all && i < w->n_parts; i++) {
         const h3_weight_part *p = &w->part[i];
-        if (p->encoding != all->encoding || p->in_scale || p->group || !p->row_bytes ||
+        if (p->encoding != all->encoding || p->in_scale || p->group != group || !p->row_bytes ||
             (p->encoding == H3_ENC_GGML && p->ggml_type != all->ggml_type))
             all = NULL;
     }
@@ -357,15 +360,20 @@ INLINE vf digits_of(vf x, vf scale)
     return (vf)_mm512_shuffle_epi8(u, order);
 }
 
-/* A block of up to VL rows. */
-static void pack_block(const h3_gemm *g, int64_t m0, int64_t m, int64_t k, float *dst)
+/* A block of up to VL rows, which may lie in `turned` already. */
+static void pack_block(const h3_gemm *g, int64_t m0, int64_t m, int64_t k,
+                       const float (*turned)[KC], float *dst)
 {
     vf r[2][VL];
 
     for (int64_t j = 0; j < VL; j++) {
+        const int64_t row = j < m ? j : m - 1;
         vf x[2];
-        get_block(g, m0 + (j < m ? j : m - 1), k, x);
-        const int e = exponent_of(g, m0 + (j < m ? j : m - 1), x);
+        if (turned)
+            memcpy(x, turned[row] + k % KC, sizeof x);
+        else
+            get_block(g, m0 + row, k, x);
+        const int e = exponent_of(g, m0 + row, x);
         const vf scale = v_set(power_of_2(22 - e));
         r[0][j] = digits_of(x[0], scale);
         r[1][j] = digits_of(x[1], scale);
@@ -380,14 +388,34 @@ static void pack_block(const h3_gemm *g, int64_t m0, int64_t m, int64_t k, float
     }
 }
 
+/* Columns [k, k + n) of up to VL rows, turned as ConvRot turns a weight: k is that of a pass. */
+static void turn(const h3_gemm *g, int64_t m0, int64_t m, int64_t k, int64_t n, float (*out)[KC])
+{
+    for (int64_t j = 0; j < m; j++) {
+        for (int64_t i = 0; i < n; i += SPAN) {
+            vf x[2];
+            get_block(g, m0 + j, k + i, x);
+            memcpy(out[j] + i, x, sizeof x);
+        }
+        ISA(h3_cpu_rotate_row)(out[j], n, g->w->part[0].group);
+    }
+}
+
 static void pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
 {
-    const int64_t step = step_of(ctx);
+    const h3_gemm *g = ctx;
+    const int64_t step = step_of(g), K = g->w->cols;
+    const bool is_turned = g->w->part[0].group;
+    _Alignas(64) float turned[VL][KC];
 
-    for (int64_t j = 0; j < m; j += VL)
-        for (int64_t b = 0; b < kc / step; b++)
-            pack_block(ctx, m0 + j, m - j < VL ? m - j : VL, (k0 / step + b) * SPAN,
-                       dst + b * step * NR + j);
+    for (int64_t j = 0; j < m; j += VL) {
+        const int64_t rows = m - j < VL ? m - j : VL;
+        for (int64_t b = 0; b < kc / step; b++) {
+            const int64_t k = (k0 / step + b) * SPAN;
+            if (is_turned && k % KC == 0) turn(g, m0 + j, rows, k, K - k < KC ? K - k : KC, turned);
+            pack_block(g, m0 + j, rows, k, is_turned ? turned : NULL, dst + b * step * NR + j);
+        }
+    }
 }
 
 bool ISA(h3_cpu_digits)(const h3_dev *d, h3_gemm *g, h3_product *p)

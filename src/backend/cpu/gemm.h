@@ -36,6 +36,10 @@ bool ISA(h3_cpu_digits_failed)(h3_gemm *g, int64_t m);
 void ISA(h3_cpu_digits_tile)(int n, int64_t columns, const float *a, const float *b, float *c,
                              bool add, bool half);
 
+/** y H_g / sqrt(g) on every run of g of n numbers (AVX-512 only): products with rows that were
+ * turned back are products of turned rows. */
+void ISA(h3_cpu_rotate_row)(float *y, int64_t n, int32_t g);
+
 /** Scale of row n of an INT8 weight. */
 float ISA(h3_cpu_row_scale)(const h3_weight *w, int64_t n);
 

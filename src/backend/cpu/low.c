@@ -513,7 +513,7 @@ static bool use_amx(const h3_dev *d, h3_gemm *g, h3_product *p, bool is_coarse)
 /* ---------------------------------------------------------------- int8 */
 
 /* y H_g / sqrt(g), as the decoder rotates weights: radix-4 butterflies over runs of g. */
-static void rotate_row(float *y, int64_t n, int32_t g)
+void ISA(h3_cpu_rotate_row)(float *y, int64_t n, int32_t g)
 {
     for (int64_t at = 0; at < n; at += g)
         for (int32_t step = 1; step < g; step *= 4)
@@ -541,7 +541,7 @@ static void quantise_row(const h3_gemm *g, int64_t s, float *wide, uint8_t *out)
         v_store(wide + k, v_get(g->x.data, g->x.dtype, at + k));
     for (; k < K; k++)
         wide[k] = h3_num_load(g->x.data, g->x.dtype, at + k);
-    if (g->w->part[0].group) rotate_row(wide, K, g->w->part[0].group);
+    if (g->w->part[0].group) ISA(h3_cpu_rotate_row)(wide, K, g->w->part[0].group);
     for (k = K; k < (int64_t)h3_align_up((size_t)K, VL); k++)
         wide[k] = 0;
     for (k = 0; k < K; k += VL) {
