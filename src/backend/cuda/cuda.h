@@ -33,18 +33,20 @@ typedef enum h3_cuda_math {
 
 /** How often each way was taken; h3_cuda_report prints them. */
 typedef enum h3_cuda_count {
-    H3_CUDA_N_LT,       ///< products by cuBLASLt
-    H3_CUDA_N_LT_FP8,   ///< of these in e4m3
-    H3_CUDA_N_LINE,     ///< convolutions of lines by our tensor core kernel
-    H3_CUDA_N_PLAIN,    ///< products by our own kernel (shapes that cuBLASLt refuses)
-    H3_CUDA_N_DECODED,  ///< weights decoded or converted for one product
-    H3_CUDA_N_SDPA,     ///< attention by cuDNN
-    H3_CUDA_N_SDPA_FP8, ///< of these in e4m3
-    H3_CUDA_N_FLASH,    ///< attention by our tensor core kernel
-    H3_CUDA_N_SIMT,     ///< attention by our f32 kernel
-    H3_CUDA_N_LAUNCHES, ///< kernels of our own
-    H3_CUDA_N_REPLAYS,  ///< recordings run as one call
-    H3_CUDA_N_NODES,    ///< kernels, copies and fills in the last recording
+    H3_CUDA_N_LT,         ///< products by cuBLASLt
+    H3_CUDA_N_LT_FP8,     ///< of these in e4m3
+    H3_CUDA_N_LINE,       ///< convolutions of lines by our tensor core kernel
+    H3_CUDA_N_PLAIN,      ///< products by our own kernel (shapes that cuBLASLt refuses)
+    H3_CUDA_N_DECODED,    ///< weights decoded or converted for one product
+    H3_CUDA_N_SDPA,       ///< attention by cuDNN
+    H3_CUDA_N_SDPA_FP8,   ///< of these in e4m3
+    H3_CUDA_N_SDPA90,     ///< attention by our kernels for Hopper
+    H3_CUDA_N_SDPA90_FP8, ///< of these in e4m3
+    H3_CUDA_N_FLASH,      ///< attention by our tensor core kernel
+    H3_CUDA_N_SIMT,       ///< attention by our f32 kernel
+    H3_CUDA_N_LAUNCHES,   ///< kernels of our own
+    H3_CUDA_N_REPLAYS,    ///< recordings run as one call
+    H3_CUDA_N_NODES,      ///< kernels, copies and fills in the last recording
     H3_CUDA_N_COUNTS
 } h3_cuda_count;
 
@@ -113,8 +115,9 @@ struct h3_backend {
     int64_t
         fp8_rows;   ///< from how many on e4m3 pays; H3_CUDA_FP8_ROWS sets it, for measuring errors
     int capability; ///< 90 for sm_90
-    bool has_f64;   ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
-                    ///< siblings
+    bool has_attention90; ///< Hopper: our own kernels where they can; H3_ATTENTION90=off says no
+    bool has_f64; ///< f64 at half the speed of f32 or better: sm_80, 90, 100, not their small
+                  ///< siblings
 };
 
 /** H3_E_DEVICE (or H3_E_NOMEM) with CUDA's own words. */

@@ -248,6 +248,22 @@ cudaError_t h3_k_amax(cudaStream_t s, const h3_heads8 *a);
 cudaError_t h3_k_descale(cudaStream_t s, const h3_heads8 *a, float *scale, float *rows, int64_t n);
 /** y = x * 448 / amax for each. */
 cudaError_t h3_k_heads_e4m3(cudaStream_t s, const h3_heads8 *a);
+/* sdpa90.cu: attention over one document, heads of 128, on Hopper. Strides in elements. */
+enum { H3_ATTN90_HEAD = 128, H3_ATTN90_TURNED = 128 };
+typedef struct h3_attn90 {
+    const void *q, *k, *v; ///< [S, H, 128], [S, Hk, 128]; v in e4m3 as h3_k_turn_e4m3 leaves it
+    void *o;               ///< [S, H, 128]; in e4m3 in units of v
+    int64_t q_s, q_h, k_s, k_h, v_s, v_h, o_s, o_h;
+    int64_t S, H, Hk; ///< H a multiple of Hk
+    float scale;
+    const float *q_descale, *k_descale; ///< e4m3; NULL: everything is bf16
+} h3_attn90;
+/** False for other GPUs than Hopper. */
+bool h3_k_has_attention90(int capability);
+cudaError_t h3_k_attention90(cudaStream_t s, const h3_attn90 *a);
+/** y [H, 128, S rounded up to H3_ATTN90_TURNED] = x * 448 / *amax turned, the keys of each 32 in
+ * the order that h3_k_attention90 wants, those past S 0. */
+cudaError_t h3_k_turn_e4m3(cudaStream_t s, const h3_heads8_one *v, int64_t S);
 /** y [rows, cols] = x * *scale for e4m3 x. cols a multiple of 8. */
 cudaError_t h3_k_from_e4m3(cudaStream_t s, void *y, uint8_t dtype, const void *x, int64_t rows,
                            int64_t cols, const float *scale);

@@ -1,10 +1,12 @@
 /**
- * The entry attention. Three ways, by type and shape:
+ * The entry attention. Four ways, by type and shape:
  *
+ *   Hopper  our own kernels (sdpa90.cu): one long document in bf16 or e4m3, heads of 128
  *   cuDNN   bf16 and f16 without a mask: one unified operation that reads q, k and v where they lie
- * in a packed product; under math fp8 its e4m3 graph (Hopper and later), which writes e4m3 that the
- * next product takes as it is mma     our own tensor core kernel: masks, head sizes and GPUs that
- * cuDNN does not take f32     everything in f32
+ *           in a packed product; under math fp8 its e4m3 graph (9.0 and later). What e4m3 attention
+ *           writes, here and on Hopper, the next product takes as it is
+ *   mma     our own tensor core kernel: masks, head sizes and GPUs that cuDNN does not take
+ *   f32     everything in f32
  *
  * A cuDNN plan holds for one length. Documents of equal length run as a batch of one plan; others
  * one after another. Plans are kept; building one takes from milliseconds to a second.
@@ -504,6 +506,43 @@ static h3_status by_cudnn(h3_dev *d, const job *j, bool *done)
     return H3_OK;
 }
 
+/* Whether our kernels for Hopper take one document of so many rows. Of fewer, blocks of 192 queries
+ * leave processors idle in the last round, and cuDNN is faster. */
+static bool fits_90(const h3_backend *b, int64_t S, int64_t H, int64_t Hk, int64_t D)
+{
+    enum { LEAST_ROWS = 3072 };
+    return b->has_attention90 && S >= LEAST_ROWS && D == H3_ATTN90_HEAD && H % Hk == 0;
+}
+
+static h3_status by_own_90(h3_dev *d, const job *j, bool *done)
+{
+    h3_backend *b = d->backend;
+    const int64_t S = j->q.ne[0], H = j->q.ne[1], Hk = j->k.ne[1];
+
+    *done = j->n == 1 && !j->causal && is_packable(j) && j->q.dtype == H3_BF16 &&
+            fits_90(b, S, H, Hk, j->q.ne[2]);
+    if (!*done) return H3_OK;
+    const h3_attn90 a = {.q = j->q.data,
+                         .k = j->k.data,
+                         .v = j->v.data,
+                         .o = j->o.data,
+                         .q_s = j->q.st[0],
+                         .q_h = j->q.st[1],
+                         .k_s = j->k.st[0],
+                         .k_h = j->k.st[1],
+                         .v_s = j->v.st[0],
+                         .v_h = j->v.st[1],
+                         .o_s = j->o.st[0],
+                         .o_h = j->o.st[1],
+                         .S = S,
+                         .H = H,
+                         .Hk = Hk,
+                         .scale = j->scale};
+    b->counts[H3_CUDA_N_SDPA90]++;
+    H3_LAUNCH(d, h3_k_attention90(b->stream, &a));
+    return H3_OK;
+}
+
 /* The e4m3 graph over dense q, k, v and o. */
 static shape shape_fp8(int64_t S, int64_t H, int64_t Hk, int64_t D)
 {
@@ -523,23 +562,46 @@ static shape shape_fp8(int64_t S, int64_t H, int64_t Hk, int64_t D)
     return s;
 }
 
-static bool can_fp8(const h3_backend *b, int64_t S, int64_t D)
+/* How e4m3 attention of S rows goes, if it does. */
+typedef struct way8 {
+    bool is_there, is_own;
+    plan *plan; ///< where it is cuDNN's
+} way8;
+
+static h3_status find_way8(h3_dev *d, int64_t S, int64_t H, int64_t Hk, int64_t D, way8 *out)
 {
-    return b->math == H3_CUDA_FP8 && b->cudnn && b->capability >= 90 && S >= b->fp8_rows &&
-           D % 16 == 0;
+    const h3_backend *b = d->backend;
+    const shape s = shape_fp8(S, H, Hk, D);
+
+    *out = (way8){0};
+    if (b->math != H3_CUDA_FP8 || S < b->fp8_rows) return H3_OK;
+    if (fits_90(b, S, H, Hk, D)) {
+        out->is_there = out->is_own = true;
+        return H3_OK;
+    }
+    if (!b->cudnn || b->capability < 90 || D % 16 != 0) return H3_OK;
+    H3_TRY(plan_for(d, &s, &out->plan));
+    out->is_there = out->plan->is_usable;
+    return H3_OK;
+}
+
+/* q, k and v one after another; v's rows rounded up, as sdpa90.cu wants them. */
+static size_t bytes_of_heads8(int64_t S, int64_t H, int64_t Hk, int64_t D)
+{
+    const int64_t turned = h3_ceil_div(S, H3_ATTN90_TURNED) * H3_ATTN90_TURNED;
+    return (size_t)((S * (H + Hk) + turned * Hk) * D);
 }
 
 h3_status h3_cuda_offer_heads8(h3_dev *d, h3_head_pair *p)
 {
     h3_backend *b = d->backend;
     const int64_t S = p->ne[0], H = p->ne[1], D = p->ne[2];
-    const shape s = shape_fp8(S, H, H, D);
-    plan *found;
+    way8 way;
 
-    if (d->reader != &h3_reader_attention || !can_fp8(b, S, D)) return H3_OK;
-    H3_TRY(plan_for(d, &s, &found));
-    if (!found->is_usable) return H3_OK;
-    H3_TRY(h3_cuda_grow(d, &b->attn8, (size_t)(3 * S * H * D)));
+    if (d->reader != &h3_reader_attention) return H3_OK;
+    H3_TRY(find_way8(d, S, H, H, D, &way));
+    if (!way.is_there) return H3_OK;
+    H3_TRY(h3_cuda_grow(d, &b->attn8, bytes_of_heads8(S, H, H, D)));
     b->heads8.q = p->q;
     b->heads8.k = p->k;
     b->heads8.op = b->op;
@@ -581,20 +643,19 @@ static h3_status clear_maxima(h3_dev *d)
  * scales are written before the values, and what comes last is no kernel but the clearing of the
  * maxima for the next time; since then all runs were equal.
  */
-static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3], float *rows,
-                                int64_t n)
+static h3_status quantise_heads(h3_dev *d, const job *j, bool turns_v, unsigned char *out[3],
+                                float *rows, int64_t n)
 {
     h3_backend *b = d->backend;
     float *sc = b->sdpa_cache->scalars;
     const h3_tensor in[3] = {j->q, j->k, j->v};
     const int64_t S = j->q.ne[0], D = j->q.ne[2];
     h3_heads8 a = {.S = S, .D = D};
-    size_t at = 0, bytes = 0;
+    size_t at = 0;
     const int first = has_heads8(b, j) ? 2 : 0;
 
-    for (int i = 0; i < 3; i++)
-        bytes += (size_t)(S * in[i].ne[1] * D);
-    H3_TRY(h3_cuda_grow(d, &b->attn8, bytes)); // never moves what waits there: as large then
+    /* Never moves what waits there: as large then. */
+    H3_TRY(h3_cuda_grow(d, &b->attn8, bytes_of_heads8(S, j->q.ne[1], j->k.ne[1], D)));
     if (!b->sdpa_cache->is_amax_clear) H3_TRY(clear_maxima(d));
     b->sdpa_cache->is_amax_clear = false;
     for (int i = 0; i < 3; i++) {
@@ -611,48 +672,81 @@ static h3_status quantise_heads(h3_dev *d, const job *j, unsigned char *out[3], 
     }
     H3_LAUNCH(d, h3_k_amax(b->stream, &a));
     H3_LAUNCH(d, h3_k_descale(b->stream, &a, sc + SCALE_O, rows, n));
+    if (turns_v) {
+        a.n--; // v is the last
+        H3_LAUNCH(d, h3_k_turn_e4m3(b->stream, &a.of[a.n], S));
+    }
     H3_LAUNCH(d, h3_k_heads_e4m3(b->stream, &a));
     return clear_maxima(d);
 }
 
+static h3_status run_way8(h3_dev *d, const job *j, const way8 *way, unsigned char *const in[3],
+                          void *o)
+{
+    h3_backend *b = d->backend;
+    float *sc = b->sdpa_cache->scalars, scale = j->scale;
+
+    if (way->is_own) {
+        const int64_t D = H3_ATTN90_HEAD, H = j->q.ne[1], Hk = j->k.ne[1];
+        const h3_attn90 a = {.q = in[0],
+                             .k = in[1],
+                             .v = in[2],
+                             .o = o,
+                             .q_s = H * D,
+                             .q_h = D,
+                             .k_s = Hk * D,
+                             .k_h = D,
+                             .o_s = H * D,
+                             .o_h = D,
+                             .S = j->q.ne[0],
+                             .H = H,
+                             .Hk = Hk,
+                             .scale = scale,
+                             .q_descale = sc + DESCALE_Q,
+                             .k_descale = sc + DESCALE_K};
+        b->counts[H3_CUDA_N_SDPA90]++;
+        b->counts[H3_CUDA_N_SDPA90_FP8]++;
+        H3_LAUNCH(d, h3_k_attention90(b->stream, &a));
+        return H3_OK;
+    }
+    void *io[] = {in[0],          in[1],          in[2],          o,        &scale,
+                  sc + DESCALE_Q, sc + DESCALE_K, sc + DESCALE_V, sc + ONE, sc + ONE,
+                  sc + SCALE_O,   sc + UNUSED_S,  sc + UNUSED_O};
+    b->counts[H3_CUDA_N_SDPA]++;
+    b->counts[H3_CUDA_N_SDPA_FP8]++;
+    return execute(d, way->plan, io);
+}
+
 /* Under math fp8, for one long document in bf16. What attention writes in e4m3 stays so for a
  * product that alone reads it; others get o in bf16. */
-static h3_status by_cudnn_fp8(h3_dev *d, const job *j, bool *done)
+static h3_status by_e4m3(h3_dev *d, const job *j, bool *done)
 {
     h3_backend *b = d->backend;
     const int64_t S = j->q.ne[0], H = j->q.ne[1], Hk = j->k.ne[1], D = j->q.ne[2];
     const h3_tensor rows = h3_is_dense(j->o) ? h3_view_2d(j->o, S, H * D) : j->o;
-    float scale = j->scale, *sc;
     unsigned char *in[3], *o = j->o.data;
     h3_rows8 *slot;
-    plan *p;
+    way8 way = {0};
 
     *done = false;
     H3_TRY(h3_cuda_offer_rows8(d, rows, true, &slot));
-    const bool is_fit = can_fp8(b, S, D) && !j->causal && j->n == 1 && is_packable(j) &&
-                        j->q.dtype == H3_BF16 && h3_is_dense(j->o);
-    const shape s = shape_fp8(S, H, Hk, D);
-    if (is_fit) H3_TRY(plan_for(d, &s, &p));
-    if (!is_fit || !p->is_usable) {
+    if (!j->causal && j->n == 1 && is_packable(j) && j->q.dtype == H3_BF16 && h3_is_dense(j->o))
+        H3_TRY(find_way8(d, S, H, Hk, D, &way));
+    if (!way.is_there) {
         if (slot) slot->left = 0;
         if (!has_heads8(b, j)) return H3_OK;
         return h3_fail(H3_E_INTERNAL, "attention of %lld rows: q and k are in e4m3, it is not",
                        (long long)S);
     }
-    sc = b->sdpa_cache->scalars;
-    H3_TRY(quantise_heads(d, j, in, slot ? slot->scales.p : NULL, slot ? S : 0));
+    H3_TRY(quantise_heads(d, j, way.is_own, in, slot ? slot->scales.p : NULL, slot ? S : 0));
     if (!slot) {
         H3_TRY(h3_cuda_grow(d, &b->quant[0], (size_t)(S * H * D)));
         o = b->quant[0].p;
     }
-    void *io[] = {in[0],          in[1],          in[2],          o,        &scale,
-                  sc + DESCALE_Q, sc + DESCALE_K, sc + DESCALE_V, sc + ONE, sc + ONE,
-                  sc + SCALE_O,   sc + UNUSED_S,  sc + UNUSED_O};
-    H3_TRY(execute(d, p, io));
+    H3_TRY(run_way8(d, j, &way, in, o));
     if (!slot)
-        H3_LAUNCH(d, h3_k_from_e4m3(b->stream, j->o.data, j->o.dtype, o, S, H * D, sc + DESCALE_V));
-    b->counts[H3_CUDA_N_SDPA]++;
-    b->counts[H3_CUDA_N_SDPA_FP8]++;
+        H3_LAUNCH(d, h3_k_from_e4m3(b->stream, j->o.data, j->o.dtype, o, S, H * D,
+                                    b->sdpa_cache->scalars + DESCALE_V));
     *done = true;
     return H3_OK;
 }
@@ -733,7 +827,8 @@ static h3_status cuda_attention(h3_dev *d, h3_tensor o, h3_tensor q, h3_tensor k
         return h3_fail(H3_E_UNSUPPORTED, "attention heads of %lld channels; at most 512 are known",
                        (long long)q.ne[2]);
     if (d->backend->math != H3_CUDA_F32) {
-        H3_TRY(by_cudnn_fp8(d, &j, &done));
+        H3_TRY(by_e4m3(d, &j, &done));
+        if (!done) H3_TRY(by_own_90(d, &j, &done));
         if (!done) H3_TRY(by_cudnn(d, &j, &done));
     }
     return done ? H3_OK : by_kernel(d, &j);
@@ -750,7 +845,7 @@ void h3_cuda_fill_attention(h3_ops *op)
 h3_status h3_sdpa_open(h3_dev *d)
 {
     h3_backend *b = d->backend;
-    const char *wish = getenv("H3_CUDNN");
+    const char *wish = getenv("H3_CUDNN"), *own = getenv("H3_ATTENTION90");
     const float one = 1.0f;
     cudnnHandle_t handle = NULL;
 
@@ -758,6 +853,7 @@ h3_status h3_sdpa_open(h3_dev *d)
     if (!b->sdpa_cache) return h3_fail(H3_E_NOMEM, "no memory for the CUDA backend");
     H3_TRY(h3_cuda_alloc(d, (void **)&b->sdpa_cache->scalars, N_SCALARS * sizeof(float)));
     H3_TRY(h3_cuda_upload(d, b->sdpa_cache->scalars + ONE, &one, sizeof one));
+    b->has_attention90 = !(own && strcmp(own, "off") == 0) && h3_k_has_attention90(b->capability);
     if (wish && strcmp(wish, "off") == 0) return H3_OK;
     if (cudnnGetVersion() / 10000 != CUDNN_MAJOR)
         return h3_fail(H3_E_UNSUPPORTED,
