@@ -17,7 +17,7 @@
 #define UNUSED __attribute__((unused))
 
 typedef enum h3_cpu_math {
-    H3_CPU_AUTO = 0, ///< f32, or bf16 where both operands are bf16 and this machine does it faster
+    H3_CPU_AUTO = 0, ///< of the ways as accurate as f32 the one that this machine is quickest at
     H3_CPU_F32,      ///< every product in f32
     H3_CPU_BF16,     ///< bf16 x bf16 with f32 sums wherever both operands are bf16
     H3_CPU_INT8      ///< int8 weights times rows quantised to int8; otherwise as auto
