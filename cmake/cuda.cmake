@@ -41,7 +41,7 @@ set(cuda_includes ${cuda_dir} ${CMAKE_SOURCE_DIR}/include)
 if(H3_CUDA_EMULATE)
     enable_language(CXX)
     set(cuda_link)
-    room(cuda DIR src/backend/cuda FILES open.c queue.c record.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
+    room(cuda DIR src/backend/cuda FILES open.c queue.c record.c weight.c blas.c gemm.c sdpa.c dnn.c conv.c rows.c
          USES tensor base LIBS OpenMP::OpenMP_C)
     set(emu_files ${CMAKE_SOURCE_DIR}/tests/gpu/emu/emu.cc ${CMAKE_SOURCE_DIR}/tests/gpu/emu/streams.cc)
     foreach(k ${cuda_kernels})
@@ -99,7 +99,7 @@ else()
     endforeach()
     # The kernels' host code is C++: a static table inside a function needs its runtime.
     set(cuda_link ${H3_CUDART} ${H3_CUBLASLT} ${H3_CUDNN_LIB} stdc++)
-    room(cuda DIR src/backend/cuda FILES open.c queue.c record.c weight.c blas.c gemm.c sdpa.c conv.c rows.c
+    room(cuda DIR src/backend/cuda FILES open.c queue.c record.c weight.c blas.c gemm.c sdpa.c dnn.c conv.c rows.c
          USES tensor base LIBS OpenMP::OpenMP_C ${cuda_link})
     # A target, so that every program that links the objects waits for nvcc.
     add_custom_target(cuda_kernels DEPENDS ${cuda_objects})

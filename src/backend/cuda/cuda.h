@@ -7,7 +7,8 @@
  *   weight.c     weights as the products need them: companions uploaded, other encodings decoded
  *   blas.c       one matrix product through cuBLASLt, algorithms chosen by measurement
  *   gemm.c       the entries gemm and embed
- *   sdpa.c       the entry attention: cuDNN, or our own kernels
+ *   sdpa.c       the entry attention: our own kernels or cuDNN
+ *   dnn.c        attention by cuDNN: plans of its graphs
  *   conv.c       convolutions as products
  *   rows.c       every other entry: views of tensors handed to kernels
  *   *.cu         kernels behind a C interface (kernels.h)
@@ -54,6 +55,7 @@ enum { H3_CUDA_LANES = 16 }; ///< threads that bring what is uploaded, at most
 
 typedef struct h3_lt_cache h3_lt_cache;     ///< blas.c
 typedef struct h3_sdpa_cache h3_sdpa_cache; ///< sdpa.c
+typedef struct h3_dnn_plan h3_dnn_plan;     ///< dnn.c
 
 /** What alloc handed out (open.c). */
 typedef struct h3_cuda_blocks {
@@ -85,6 +87,7 @@ struct h3_backend {
     void *cudnn; ///< cudnnHandle_t, or NULL when the library cannot be used
     h3_lt_cache *lt_cache;
     h3_sdpa_cache *sdpa_cache;
+    h3_dnn_plan *dnn_plans; ///< the newest first
     h3_cuda_math math;
     struct h3_cuda_queues *queues; ///< queue.c
     h3_cuda_blocks blocks;
