@@ -26,6 +26,19 @@ static void ahead(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc
     ISA(h3_cpu_call_weight)(((const h3_gemm *)ctx)->w, n0, n, k0, kc);
 }
 
+/* Lines of y come while tiles work: a store of 32 rows writes to as many pages. */
+static void results(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m)
+{
+    const h3_tensor y = ((const h3_gemm *)ctx)->y;
+    const size_t bytes = (size_t)n * h3_dtype_bytes((h3_dtype)y.dtype);
+
+    for (int64_t j = m0; j < m0 + m; j++) {
+        const char *row = h3_num_at(y, h3_row_offset(&y, j) + n0);
+        for (size_t i = 0; i < bytes; i += 64)
+            __builtin_prefetch(row + i, 1, 2);
+    }
+}
+
 /* Rows of x become lanes: VL x VL blocks transposed in registers, the rest one by one. */
 static void pack(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst)
 {
@@ -258,6 +271,7 @@ static h3_status gemm(h3_dev *d, h3_tensor y, h3_tensor x, const h3_weight *w, h
                     .row_scratch = ISA(h3_cpu_fill_scratch)(w),
                     .fill = fill,
                     .ahead = ahead,
+                    .results = results,
                     .pack = pack,
                     .store = store};
     const h3_product plain = p;

@@ -159,6 +159,12 @@ INLINE vf v_get(const void *p, uint8_t dtype, int64_t i)
 
 INLINE vf v_get_n(const void *p, uint8_t dtype, int64_t i, int n)
 {
+#if VL == 16
+    const __mmask16 lanes = (__mmask16)((1u << n) - 1);
+    if (dtype == H3_F32) return (vf)_mm512_maskz_loadu_ps(lanes, (const float *)p + i);
+    const __m256i h = _mm256_maskz_loadu_epi16(lanes, (const uint16_t *)p + i);
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
+#else
     if (dtype == H3_F32) {
         float t[VL] = {0};
         memcpy(t, (const float *)p + i, (size_t)n * 4);
@@ -167,6 +173,7 @@ INLINE vf v_get_n(const void *p, uint8_t dtype, int64_t i, int n)
     uint16_t t[VL] = {0};
     memcpy(t, (const uint16_t *)p + i, (size_t)n * 2);
     return v_from_bf16(t);
+#endif
 }
 
 INLINE void v_put(void *p, uint8_t dtype, int64_t i, vf v)
@@ -179,6 +186,15 @@ INLINE void v_put(void *p, uint8_t dtype, int64_t i, vf v)
 
 INLINE void v_put_n(void *p, uint8_t dtype, int64_t i, vf v, int n)
 {
+#if VL == 16
+    const __mmask16 lanes = (__mmask16)((1u << n) - 1);
+    if (dtype == H3_F32) {
+        _mm512_mask_storeu_ps((float *)p + i, lanes, (__m512)v);
+        return;
+    }
+    const __m256i h = _mm512_cvtepi32_epi16((__m512i)(v_bf16_bits(v) >> 16));
+    _mm256_mask_storeu_epi16((uint16_t *)p + i, lanes, h);
+#else
     if (dtype == H3_F32) {
         float t[VL];
         v_store(t, v);
@@ -188,6 +204,7 @@ INLINE void v_put_n(void *p, uint8_t dtype, int64_t i, vf v, int n)
         v_to_bf16(t, v);
         memcpy((uint16_t *)p + i, t, (size_t)n * 2);
     }
+#endif
 }
 
 /** v rounded as `dtype` keeps it. */
@@ -246,9 +263,9 @@ INLINE vf v_gelu_erf(vf x)
 }
 
 /**
- * sin(x)^2, whose period is pi: x is reduced by it (Cody-Waite, three parts, fused) to |r| <= pi / 2,
- * where 1 + z P(z), z = r^2, is sin(r) / r to 6.1e-9 (relative minimax); no cosine is needed and the
- * sign does not matter. Arguments beyond 8192 go through libm.
+ * sin(x)^2, whose period is pi: x is reduced by it (Cody-Waite, three parts, fused) to |r| <= pi /
+ * 2, where 1 + z P(z), z = r^2, is sin(r) / r to 6.1e-9 (relative minimax); no cosine is needed and
+ * the sign does not matter. Arguments beyond 8192 go through libm.
  */
 INLINE vf v_sin_squared(vf x)
 {

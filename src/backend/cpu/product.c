@@ -285,6 +285,7 @@ static cut cut_product(const h3_product *p, int n_threads, int64_t panels)
 typedef struct block {
     const h3_product *p;
     int64_t n0, n, per_n;    // rows of A, and of C's panels
+    int64_t next_n0;         // rows of A of the block that this thread may do next
     int64_t p0, p1;          // panels of B
     int64_t m_base, m_end;   // lanes of the slab
     const float *b;          // its panels where they are shared
@@ -303,56 +304,78 @@ static const float *piece_at(const block *t, int64_t panel, int64_t k)
     return t->b + panel * panel_floats(t->p) + piece_floats(t->p, k);
 }
 
-/* Numbers that will be read next. They are called for into level 2 while tiles work, a share with
- * each tile: left to the loads, a piece of a panel would stall the tiles for as long as they take.
- * Tiles of f32 are slow enough for the hardware to be in time. */
+/* What a thread will read or write soon. It is called for into level 2 while tiles work, a share
+ * with each tile: left to the loads and stores, tiles would wait for it; all at once, the loads of
+ * the next tile would wait behind it. Of B only where tiles are of low precision: those of f32 are
+ * slow enough for the hardware to be in time. */
 typedef struct coming {
-    const float *at;
-    int64_t n;
+    const float *b; // the piece of B after this one
+    int64_t n_b;
+    int64_t a0, n_a, k0, kc; // rows of A
+    int64_t m0, m;           // lanes whose results are stored after these tiles
 } coming;
 
-/* The piece of B after that of (panel, k), which is `step` deep. */
-static coming next_piece(const block *t, int64_t panel, int64_t k, int64_t step)
+/* Of the tiles of (panel, k0). Rows of A that were called for earlier than by the last panels would
+ * have left level 2 again before they are filled. */
+static coming coming_after(const block *t, int64_t panel, int64_t k0, int64_t step)
 {
-    const bool is_last = panel + 1 == t->p1;
-    const int64_t then = is_last ? k + step : k;
+    enum { LAST = 8 };
+    const h3_product *p = t->p;
+    const int64_t k1 = least(k0 + step, p->k);
+    const bool is_end = k1 == p->k, is_last = panel + 1 == t->p1;
+    const int64_t next_k = is_last ? k1 : k0;
+    const int64_t n_last = least(LAST, t->p1 - t->p0), i = panel - (t->p1 - n_last);
+    coming c = {.k0 = is_end ? 0 : k1};
 
-    if (then >= t->p->k) return (coming){0};
-    return (coming){.at = piece_at(t, is_last ? t->p0 : panel + 1, then),
-                    .n = piece_floats(t->p, least(step, t->p->k - then))};
+    if (p->share && p->tile && next_k < p->k) {
+        c.b = piece_at(t, is_last ? t->p0 : panel + 1, next_k);
+        c.n_b = piece_floats(p, least(step, p->k - next_k));
+    }
+    if (is_end) {
+        c.m0 = t->m_base + panel * NR;
+        c.m = least(NR, t->m_end - c.m0);
+    }
+    const int64_t first = is_end ? t->next_n0 : t->n0;
+    const int64_t rows = least(t->per_n, p->n - first);
+    c.kc = least(step, p->k - c.k0);
+    if (i >= 0 && rows > 0) {
+        c.a0 = first + rows * i / n_last;
+        c.n_a = first + rows * (i + 1) / n_last - c.a0;
+    }
+    return c;
 }
 
 /* Share i of n of it. */
-INLINE void call_share(coming c, int64_t i, int64_t n)
+static void call_share(const block *t, const coming *next, int64_t i, int64_t n)
 {
     enum { LINE = 64 / sizeof(float) };
-    for (int64_t k = c.n * i / n / LINE * LINE, end = c.n * (i + 1) / n; k < end; k += LINE)
-        __builtin_prefetch(c.at + k, 0, 2);
-}
+    const h3_product *p = t->p;
+    const int64_t b0 = next->n_b * i / n / LINE * LINE, b1 = next->n_b * (i + 1) / n;
+    const int64_t a0 = next->n_a * i / n, a1 = next->n_a * (i + 1) / n;
+    const int64_t m0 = next->m * i / n, m1 = next->m * (i + 1) / n;
 
-/* Rows of A to come are called for by share i of n as well, so that memory works while tiles do. */
-static void call_rows(const block *t, int64_t n0, int64_t rows, int64_t k0, int64_t kc, int64_t i,
-                      int64_t n)
-{
-    const int64_t lo = rows * i / n, hi = rows * (i + 1) / n;
-    if (t->p->ahead && hi > lo) t->p->ahead(t->p->ctx, n0 + lo, hi - lo, k0, kc);
+    for (int64_t l = b0; l < b1; l += LINE)
+        __builtin_prefetch(next->b + l, 0, 2);
+    if (p->ahead && a1 > a0) p->ahead(p->ctx, next->a0 + a0, a1 - a0, next->k0, next->kc);
+    if (p->results && m1 > m0) p->results(p->ctx, t->n0, t->n, next->m0 + m0, m1 - m0);
 }
 
 /* One panel's piece against all groups of rows of the tile; groups are balanced, none exceeds MR.
  * `at` NULL: b is packed. */
-static void groups(const h3_product *p, int64_t n, int64_t kc, const float *a, const float *b,
-                   const int64_t *at, float *c, bool add, bool half, coming next)
+static void groups(const block *t, int64_t kc, const float *b, const int64_t *at, float *c,
+                   bool add, bool half, const coming *next)
 {
-    const int64_t n_groups = h3_ceil_div(n, MR);
-    const h3_tile_fn rows = p->tile ? p->tile : ISA(h3_cpu_tile_rows);
+    const int64_t n_groups = h3_ceil_div(t->n, MR);
+    const h3_tile_fn rows = t->p->tile ? t->p->tile : ISA(h3_cpu_tile_rows);
 
     for (int64_t g = 0, i = 0; g < n_groups; g++) {
-        const int64_t take = (n - i + n_groups - g - 1) / (n_groups - g);
-        call_share(next, g, n_groups);
+        const int64_t take = (t->n - i + n_groups - g - 1) / (n_groups - g);
+        const float *a = t->a + i * LDA;
+        call_share(t, next, g, n_groups);
         if (at)
-            ISA(h3_cpu_tile_direct)((int)take, kc, a + i * LDA, b, at, c + i * NR, add);
+            ISA(h3_cpu_tile_direct)((int)take, kc, a, b, at, c + i * NR, add);
         else
-            rows((int)take, kc, a + i * LDA, b, c + i * NR, add, half);
+            rows((int)take, kc, a, b, c + i * NR, add, half);
         i += take;
     }
 }
@@ -363,24 +386,30 @@ static void plain_block(const block *t)
     const int64_t step = p->kc ? p->kc : KC;
 
     for (int64_t k0 = 0; k0 < p->k; k0 += step) {
-        const int64_t kc = least(step, p->k - k0), k1 = k0 + kc;
+        const int64_t kc = least(step, p->k - k0);
         p->fill(p->ctx, t->n0, t->n, k0, kc, t->a, t->rows);
         for (int64_t q = t->p0; q < t->p1; q++) {
             const int64_t m0 = t->m_base + q * NR, m = least(NR, t->m_end - m0);
             const float *in_place = p->direct ? p->direct(p->ctx, m0, m) : NULL;
             const float *b = in_place ? in_place : p->share ? piece_at(t, q, k0) : t->own_b;
             float *sum = t->sums + (q - t->p0) * t->per_n * NR;
+            const coming next = coming_after(t, q, k0, step);
             if (!in_place && !p->share) p->pack(p->ctx, m0, m, k0, kc, t->own_b);
-            groups(p, t->n, kc, t->a, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL,
-                   p->share && p->tile ? next_piece(t, q, k0, step) : (coming){0});
-            if (k1 == p->k) p->store(p->ctx, t->n0, t->n, m0, m, sum);
-            if (k1 < p->k)
-                call_rows(t, t->n0, t->n, k1, least(step, p->k - k1), q - t->p0, t->p1 - t->p0);
+            groups(t, kc, b, in_place ? p->at + k0 : NULL, sum, k0 > 0, m <= VL, &next);
+            if (k0 + kc == p->k) p->store(p->ctx, t->n0, t->n, m0, m, sum);
         }
     }
 }
 
 #if VL == 16
+/* Rows of A to come are called for by share i of n as well, so that memory works while tiles do. */
+static void call_rows(const block *t, int64_t n0, int64_t rows, int64_t k0, int64_t kc, int64_t i,
+                      int64_t n)
+{
+    const int64_t lo = rows * i / n, hi = rows * (i + 1) / n;
+    if (t->p->ahead && hi > lo) t->p->ahead(t->p->ctx, n0 + lo, hi - lo, k0, kc);
+}
+
 static void amx_tile(const h3_product *p, int rows, int64_t kc, const h3_amx_rows *a,
                      const float *b, float *c, bool add, bool half)
 {
@@ -492,13 +521,14 @@ static void amx_block(const block *t)
 #endif
 
 static void one_block(const h3_product *p, const cut *c, int64_t i, const float *shared_b,
-                      int64_t m_base, int64_t m_end, unsigned char *mine)
+                      int64_t m_base, int64_t m_end, unsigned char *mine, int n_threads)
 {
     const int64_t n0 = i / c->blocks_m * c->per_n, p0 = i % c->blocks_m * c->per_block;
     block t = {.p = p,
                .n0 = n0,
                .n = least(c->per_n, p->n - n0),
                .per_n = c->per_n,
+               .next_n0 = (i + n_threads) / c->blocks_m * c->per_n,
                .p0 = p0,
                .p1 = least(p0 + c->per_block, c->panels),
                .m_base = m_base,
@@ -567,7 +597,7 @@ h3_status ISA(h3_cpu_product)(h3_dev *d, const h3_product *p)
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < c.blocks_n * c.blocks_m; i++)
                 one_block(p, &c, i, b, base, end,
-                          threads + (size_t)omp_get_thread_num() * c.thread_bytes);
+                          threads + (size_t)omp_get_thread_num() * c.thread_bytes, d->n_threads);
         }
     }
     return H3_OK;

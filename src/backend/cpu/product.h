@@ -148,6 +148,8 @@ typedef struct h3_product {
                  void *row_scratch);
     /* May be NULL: rows and columns that a later fill will ask for. */
     void (*ahead)(const void *ctx, int64_t n0, int64_t n, int64_t k0, int64_t kc);
+    /* May be NULL: what a later store with the same arguments will write. */
+    void (*results)(const void *ctx, int64_t n0, int64_t n, int64_t m0, int64_t m);
     /* AMX, may be NULL: where AMX_ROWS rows from n0, columns from k0 can be loaded in place. */
     void (*place)(const void *ctx, int64_t n0, int64_t k0, h3_amx_rows *out);
     void (*pack)(const void *ctx, int64_t m0, int64_t m, int64_t k0, int64_t kc, float *dst);
