@@ -47,20 +47,6 @@ enum {
 
 /* ---------------------------------------------------------------- tiles */
 
-INLINE vi load_int(const void *p)
-{
-    vi v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-INLINE vi set_int(const float *p)
-{
-    int32_t i;
-    memcpy(&i, p, sizeof i);
-    return (vi)_mm512_set1_epi32(i);
-}
-
 INLINE VNNI vi dot(vi sum, vi x, vi w)
 {
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);

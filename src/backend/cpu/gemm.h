@@ -51,4 +51,21 @@ double ISA(h3_cpu_time_digits)(void);
 /** n_a, n_b: pieces of the operands. */
 double ISA(h3_cpu_time_amx)(int n_a, int n_b);
 
+#if VL == 16
+/* Tiles of bytes and of bf16 pairs are handed about as floats: 32-bit groups. */
+INLINE vi load_int(const void *p)
+{
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE vi set_int(const float *p)
+{
+    int32_t i;
+    memcpy(&i, p, sizeof i);
+    return (vi)_mm512_set1_epi32(i);
+}
+#endif
+
 #endif

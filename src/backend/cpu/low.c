@@ -96,20 +96,6 @@ void ISA(h3_cpu_bf16_cols)(int n UNUSED, int64_t kc UNUSED, const float *a UNUSE
 #define VNNI __attribute__((target("avx512vnni")))
 #define BF16 __attribute__((target("avx512bf16")))
 
-INLINE vi load_int(const void *p)
-{
-    vi v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-INLINE vi set_int(const float *p)
-{
-    int32_t i;
-    memcpy(&i, p, sizeof i);
-    return (vi)_mm512_set1_epi32(i);
-}
-
 INLINE BF16 vf dot_bf16(vf acc, vi a, vi b)
 {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
