@@ -894,6 +894,12 @@ int args_set(cli *c, const char *name, const char *value, bool is_set)
     return set_value(c, r, value);
 }
 
+/* The model inside the program by its short name, unless something here is called so. */
+static const char *built_in(const char *path)
+{
+    return path && strcmp(path, "builtin") == 0 && access(path, F_OK) != 0 ? "builtin:" : path;
+}
+
 static void connect(cli *c);
 static int check_effects(const cli *c);
 
@@ -923,11 +929,8 @@ static void connect(cli *c)
     c->rq.last = c->last.path ? &c->last : NULL;
     c->engine.loras = c->engine.n_loras ? c->loras : NULL;
     if (c->output) c->rq.out_path = c->output;
-    if (c->engine.model && strcmp(c->engine.model, "builtin") == 0 && access("builtin", F_OK) != 0)
-        c->engine.model = "builtin:";
-    if (c->cmd == CMD_INSPECT && c->n_args && strcmp(c->arg[0], "builtin") == 0 &&
-        access("builtin", F_OK) != 0)
-        c->arg[0] = "builtin:";
+    c->engine.model = built_in(c->engine.model);
+    if (c->cmd == CMD_INSPECT && c->n_args) c->arg[0] = built_in(c->arg[0]);
     c->serve.engine = c->engine;
     c->serve.is_quiet = c->is_quiet;
     c->serve.is_verbose = c->is_verbose;

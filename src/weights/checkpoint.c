@@ -439,6 +439,11 @@ static h3_status add_vision_file(h3_checkpoint *ck)
     return st == H3_OK ? marked : st;
 }
 
+bool h3_ckpt_lacks_vision(const h3_checkpoint *ck)
+{
+    return ck->naming.layout == H3_LAYOUT_LLAMA && !h3_manifest_find(ck->m, "v.blk.0.ln1.weight");
+}
+
 static h3_status open_parts(h3_checkpoint *ck, h3_role role, const h3_ckpt_opts *opts)
 {
     H3_TRY(h3_manifest_locate(&ck->located, ck->path));
@@ -449,8 +454,7 @@ static h3_status open_parts(h3_checkpoint *ck, h3_role role, const h3_ckpt_opts 
     const bool may_be_encoder =
         role == H3_ROLE_TEXT_ENCODER ||
         (role == H3_ROLE_UNKNOWN && ck->naming.role == H3_ROLE_TEXT_ENCODER);
-    if (may_be_encoder && ck->naming.layout == H3_LAYOUT_LLAMA &&
-        !h3_manifest_find(ck->m, "v.blk.0.ln1.weight") && h3_manifest_is_gguf(ck->m))
+    if (may_be_encoder && h3_ckpt_lacks_vision(ck) && h3_manifest_is_gguf(ck->m))
         H3_TRY(add_vision_file(ck));
     H3_TRY(load_configs(ck));
     h3_names_detect(&ck->naming, ck->m);

@@ -80,4 +80,7 @@ H3_NODISCARD h3_status h3_ckpt_mark(h3_checkpoint *ck, char *path);
 /** Path of the file that holds the item's first piece. */
 const char *h3_item_file(const h3_checkpoint *ck, const h3_item *it);
 
+/** Is it a text encoder of llama.cpp (of which a file holds one tower) without the vision tower? */
+bool h3_ckpt_lacks_vision(const h3_checkpoint *ck);
+
 #endif

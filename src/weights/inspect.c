@@ -181,8 +181,7 @@ static void put_geometry(json_t *o, h3_checkpoint *ck)
     if (h3_geometry_read(&g, ck, problems) == H3_OK)
         for (int i = 0; i < g.n; i++)
             put_int(sizes, g.dim[i].name, g.dim[i].value);
-    if (ck->naming.role == H3_ROLE_TEXT_ENCODER && ck->naming.layout == H3_LAYOUT_LLAMA &&
-        !h3_manifest_find(ck->m, "v.blk.0.ln1.weight"))
+    if (ck->naming.role == H3_ROLE_TEXT_ENCODER && h3_ckpt_lacks_vision(ck))
         json_array_insert_new(
             problems, 0,
             json_sprintf("%s: holds no vision tower; llama.cpp has it in a second file, of which "

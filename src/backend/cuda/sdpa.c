@@ -113,6 +113,12 @@ static h3_status by_cudnn(h3_dev *d, const job *j, bool *done)
     return H3_OK;
 }
 
+/* What e4m3 and our kernels for Hopper take. */
+static bool is_one_document(const job *j)
+{
+    return j->n == 1 && !j->causal && is_packable(j) && j->q.dtype == H3_BF16;
+}
+
 /* Whether our kernels for Hopper take one document of so many rows. Of fewer, blocks of 192 queries
  * leave processors idle in the last round, and cuDNN is faster. */
 static bool fits_90(const h3_backend *b, int64_t S, int64_t H, int64_t Hk, int64_t D)
@@ -126,8 +132,7 @@ static h3_status by_own_90(h3_dev *d, const job *j, bool *done)
     h3_backend *b = d->backend;
     const int64_t S = j->q.ne[0], H = j->q.ne[1], Hk = j->k.ne[1];
 
-    *done = j->n == 1 && !j->causal && is_packable(j) && j->q.dtype == H3_BF16 &&
-            fits_90(b, S, H, Hk, j->q.ne[2]);
+    *done = is_one_document(j) && fits_90(b, S, H, Hk, j->q.ne[2]);
     if (!*done) return H3_OK;
     const h3_attn90 a = {.q = j->q.data,
                          .k = j->k.data,
@@ -337,8 +342,7 @@ static h3_status by_e4m3(h3_dev *d, const job *j, bool *done)
 
     *done = false;
     H3_TRY(h3_cuda_offer_rows8(d, rows, true, &slot));
-    if (!j->causal && j->n == 1 && is_packable(j) && j->q.dtype == H3_BF16 && h3_is_dense(j->o))
-        H3_TRY(find_way8(d, S, H, Hk, D, &way));
+    if (is_one_document(j) && h3_is_dense(j->o)) H3_TRY(find_way8(d, S, H, Hk, D, &way));
     if (!way.is_there) {
         if (slot) slot->left = 0;
         if (!has_heads8(b, j)) return H3_OK;
